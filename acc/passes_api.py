@@ -1,0 +1,110 @@
+"""The contract of a pass: options are typed fields, input is never mutated, results are files in the store.
+
+A pass in ten lines:
+
+    class RoundFFN(Pass):
+        "Round every FFN width down to what the engine likes."
+
+        name = "round-ffn"
+        kind = "search"
+        to: int = 256
+
+        def run(self, ir: ModelIR, ctx: Context) -> PassResult:
+            return PassResult(ir.resize({d.name: max(self.to, ir.size(d.name) // self.to * self.to) for d in ir.select("ffn", free=True)}))
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, dataclass_transform
+
+from acc.ir import Artifact, ModelIR
+
+if TYPE_CHECKING:
+    from acc.backend_api import Backend
+    from acc.target import Target
+
+Kind = Literal["analysis", "search", "transform", "lowering"]
+
+
+@dataclass(frozen=True)
+class PassResult:
+    """What a pass returns.
+
+    Attributes:
+        ir: the model after the pass; the very object that came in if nothing changed.
+        facts: JSON values for the report (numbers with their unit in the name: `seconds`, `kl_nats`).
+    """
+
+    ir: ModelIR
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Progress(Protocol):
+    """Where long work reports: `step` done of `total`, in the pass's own words."""
+
+    def __call__(self, step: int, total: int, what: str = "") -> None: ...
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the manager hands to a running pass.
+
+    Attributes:
+        store: the folder that relative artifact paths start from.
+        scratch: this run's own folder; renamed into the store as a whole when the pass succeeds.
+        key: the store key of this run; `artifact(name)` refers to what is written under `scratch / name`.
+        target: where the model must be served, or None for pipelines that need none.
+        backend: the engine of that target, or None.
+        seed: for every random choice.
+        progress: where long work reports.
+        facts: the facts of the passes before, by pass name.
+    """
+
+    store: Path
+    scratch: Path
+    key: str
+    target: Target | None
+    backend: Backend | None
+    seed: int
+    progress: Progress
+    facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def path(self, artifact: Artifact) -> Path:
+        """Where an artifact lies on this machine."""
+        return self.store / artifact.path  # an absolute path stands for itself
+
+    def artifact(self, name: str) -> Artifact:
+        """The artifact that this pass is writing at `scratch / name`, as later passes will find it."""
+        return Artifact(f"{self.key}/{name}", f"{self.key}/{name}")
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+class Pass(ABC):
+    """Base of all passes. A subclass is made a frozen, keyword-only dataclass; its fields are the options of its text form.
+
+    Class attributes:
+        name: as written in pipelines.
+        kind: analysis, search, transform or lowering.
+        version: raise it when the same input gives another result; it is part of the store key.
+        needs: artifact kinds that must exist before, so that a pipeline fails before any work.
+        cached: False for passes whose result depends on more than their input, such as a measurement.
+    """
+
+    name: ClassVar[str]
+    kind: ClassVar[Kind]
+    version: ClassVar[int] = 1
+    needs: ClassVar[tuple[str, ...]] = ()
+    cached: ClassVar[bool] = True
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+
+    @abstractmethod
+    def run(self, ir: ModelIR, ctx: Context) -> PassResult:
+        """Do the work. Raises AccError on bad input; anything else raised is a bug of the pass."""

@@ -1,0 +1,1 @@
+"""Lowerings: they write what an engine loads, and prove it."""

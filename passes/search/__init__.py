@@ -1,0 +1,1 @@
+"""Searches: they choose an Arch; they never touch weights."""

@@ -1,0 +1,1 @@
+"""Transforms: they write new weights for the Arch that was chosen."""
