@@ -219,10 +219,10 @@ class ModelIR:
     def model_shape(self) -> ModelShape:
         """The Arch of a dense decoder in numbers, dropped layers included as zeros."""
         layers = tuple(self._layer_shape(index) for index in range(self.depth()))
-        one = {role: self.select(role)[0].name for role in ("hidden", "vocab")}  # type: ignore[arg-type]
+        hidden, vocab = self.select("hidden")[0].name, self.select("vocab")[0].name
         return ModelShape(
-            self.size(one["hidden"]),
-            self.size(one["vocab"]),
+            self.size(hidden),
+            self.size(vocab),
             self.head_dim(),
             layers,
             any(tensor.aliases for tensor in self.tensors.values()),
