@@ -10,7 +10,8 @@ A pass in ten lines:
         to: int = 256
 
         def run(self, ir: ModelIR, ctx: Context) -> PassResult:
-            return PassResult(ir.resize({d.name: max(self.to, ir.size(d.name) // self.to * self.to) for d in ir.select("ffn", free=True)}))
+            ffn = {dim.name: ir.size(dim.name) for dim in ir.select("ffn", free=True)}
+            return PassResult(ir.resize({name: max(self.to, size // self.to * self.to) for name, size in ffn.items()}))
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from acc.target import Target
 
 Kind = Literal["analysis", "search", "transform", "lowering"]
+TargetPart = Literal["device", "engine", "workload", "limits", "quant"]
 
 
 @dataclass(frozen=True)
@@ -85,21 +87,29 @@ class Context:
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class Pass(ABC):
-    """Base of all passes. A subclass is made a frozen, keyword-only dataclass; its fields are the options of its text form.
+    """Base of all passes. A subclass is made a frozen, keyword-only dataclass; its fields are the options of its text.
 
     Class attributes:
         name: as written in pipelines.
         kind: analysis, search, transform or lowering.
         version: raise it when the same input gives another result; it is part of the store key.
         needs: artifact kinds that must exist before, so that a pipeline fails before any work.
+        gives: artifact kinds that the pass leaves; those that later passes may need.
+        reads: the parts of the target that the result depends on. They are part of the store key, so declare what is
+            true: a pass that reads nothing is handed no target and no backend, and its results serve every target.
         cached: False for passes whose result depends on more than their input, such as a measurement.
+        resumes: True for a pass that goes on from what a killed run of the same key left in `scratch`.
     """
 
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
     name: ClassVar[str]
     kind: ClassVar[Kind]
     version: ClassVar[int] = 1
     needs: ClassVar[tuple[str, ...]] = ()
+    gives: ClassVar[tuple[str, ...]] = ()
+    reads: ClassVar[tuple[TargetPart, ...]] = ("device", "engine", "workload", "limits", "quant")
     cached: ClassVar[bool] = True
+    resumes: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
