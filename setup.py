@@ -7,7 +7,7 @@ TOP = {"acc.passes": "passes", "acc.backends": "backends"}
 setup(
     packages=[
         "acc",
-        "acc.report",
+        *(f"acc.{sub}" for sub in find_packages("acc", exclude=["passes*", "backends*"])),
         *TOP,
         *(f"{name}.{sub}" for name, folder in TOP.items() for sub in find_packages(folder)),
     ],
