@@ -1,10 +1,14 @@
-"""Targets: device + engine + workload + limits, read from TOML (`acc/targets/*.toml`, entry points `acc.targets`, a user's file)."""
+"""Targets: device + engine + workload + limits. `acc.targetfiles` reads them from TOML."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from acc.diag import AccError, Diagnostic
+from acc.quantity import quantity, written
 
 LimitName = Literal["ttft", "tpot", "throughput", "memory"]
 LIMIT_UNITS: dict[LimitName, str] = {"ttft": "s", "tpot": "s", "throughput": "tok/s", "memory": "B"}
@@ -57,6 +61,14 @@ class Limit:
     value: float
     relative: bool = False
 
+    @classmethod
+    def parse(cls, name: LimitName, text: str, where: str = "") -> Limit:
+        """A limit as written: `8ms`, `6GiB`, `900tok/s`, `0.7x`. Raises AccError ACC401 or ACC402."""
+        return cls(name, *quantity(text, LIMIT_UNITS[name], where or f"--{name}", relative=True))
+
+    def __str__(self) -> str:
+        return f"{self.value:g}x" if self.relative else written(self.value, LIMIT_UNITS[self.name])
+
     def resolve(self, parent: float) -> Limit:
         """The absolute limit, given the parent's measured (or predicted) value."""
         return Limit(self.name, self.value * parent) if self.relative else self
@@ -78,3 +90,37 @@ class Target:
     limits: tuple[Limit, ...] = ()
     quant: str = "q4_k_m"
     engine_options: Mapping[str, Any] = field(default_factory=dict)
+
+    def limit(self, name: LimitName) -> Limit | None:
+        """The limit of that name, if there is one."""
+        return next((limit for limit in self.limits if limit.name == name), None)
+
+    def with_limits(self, limits: Iterable[Limit]) -> Target:
+        """The same target with other limits in place of those of the same name."""
+        given = {limit.name: limit for limit in limits}
+        kept = {limit.name: limit for limit in self.limits}
+        return dataclasses.replace(self, limits=tuple((kept | given).values()))
+
+
+def check_limits(target: Target) -> None:
+    """Raise AccError listing every way in which the limits contradict the device, the workload or themselves.
+
+    ACC403: a contradiction. ACC404: nothing is asked for.
+    """
+    if not target.limits:
+        hint = "give at least one of --ttft, --tpot, --throughput, --memory, e.g. --tpot 0.7x"
+        raise AccError.of("ACC404", target.name, "no limit is given, so there is nothing to compile for", hint)
+    faults = []
+    memory, device = target.limit("memory"), target.device
+    if memory and not memory.relative and memory.value > device.memory_bytes:
+        message = f"allows {memory}, but {device.name} has only {written(device.memory_bytes, 'B')}"
+        faults.append(Diagnostic("ACC403", "--memory", message, "lower the limit or choose another device"))
+    if target.limit("tpot") and target.workload.output < 2:
+        message = f"limits the time per token after the first, but workload {target.workload.name} has one output token"
+        faults.append(Diagnostic("ACC403", "--tpot", message, "limit --ttft, or choose another workload"))
+    if all(limit.relative and limit.violation(1.0) <= 0 for limit in target.limits):
+        told = ", ".join(f"--{limit.name} {limit}" for limit in target.limits)
+        message = f"the parent itself keeps {told}, so nothing is left to do"
+        faults.append(Diagnostic("ACC403", "limits", message, "write less than 1x (more than 1x for --throughput)"))
+    if faults:
+        raise AccError(*faults)
