@@ -1,0 +1,1 @@
+"""Devices, engines, workloads and named targets that ship with acc: the TOML files of this folder, data and no code."""
