@@ -100,6 +100,11 @@ class Side(_Record):
         value = float(getattr(self.measured, name))
         return Figure(value, LIMIT_UNITS[name], "measured", spread(self.measured.rounds.get(name, ())))
 
+    def figures(self, name: LimitName) -> dict[str, Figure]:
+        """What is known of one cost: `predicted`, then `measured`."""
+        known = {"predicted": self.predicted_figure(name), "measured": self.measured_figure(name)}
+        return {kind: number for kind, number in known.items() if number}
+
 
 class LimitLine(_Record):
     """One limit: as asked, as an absolute number, and how the child stands to it, predicted and measured apart."""
@@ -114,7 +119,7 @@ class LimitLine(_Record):
     def of(cls, asked: Limit, parent: Side, child: Side) -> LimitLine:
         """Relative limits are resolved by the parent's measurement, or by its prediction where nothing was measured."""
         base = parent.measured_figure(asked.name) or parent.predicted_figure(asked.name)
-        limit = asked.resolve(base.value) if base else None if asked.relative else asked
+        limit = asked.resolve(base.value) if base else (None if asked.relative else asked)
         predicted, measured = child.predicted_figure(asked.name), child.measured_figure(asked.name)
         return cls(asked=asked, limit=limit, parent=base, predicted=predicted, measured=measured)
 
@@ -134,7 +139,7 @@ class LimitLine(_Record):
 
 
 class Attempt(_Record):
-    """One turn of the closed loop: the Arch that was searched, what was predicted of it, what the engine then showed."""
+    """One turn of the closed loop: the Arch that came out, what was predicted of it, what the engine showed."""
 
     shape: ModelShape
     predicted: Costs | None
