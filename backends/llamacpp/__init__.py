@@ -1,1 +1,85 @@
-"""llama.cpp: GGUF files, one host architecture per family, run through its C library in a child process."""
+"""llama.cpp: GGUF files, one host architecture per family, run through its C library in a child process.
+
+This module is imported by `acc --help`: everything heavy is imported by the method that needs it.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from acc.backend_api import Backend
+
+if TYPE_CHECKING:
+    from acc.backend_api import Check, CostModel, EngineInfo, LoweringPlan
+    from acc.backends.llamacpp.session import LlamaSession
+    from acc.diag import Diagnostic
+    from acc.ir import Artifact, ModelIR
+    from acc.passes_api import Context
+    from acc.target import Target
+
+
+class LlamaCpp(Backend):
+    """llama.cpp through libllama, wherever it comes from."""
+
+    name: ClassVar[str] = "llamacpp"
+    artifact: ClassVar[str] = "gguf"
+
+    def engines(self) -> list[EngineInfo]:
+        """Usable installations: the user's folder, what acc built, the wheel."""
+        from acc.backends.llamacpp.discover import usable
+
+        return usable({})[0]
+
+    def doctor(self) -> list[Diagnostic]:
+        """What is usable, missing or unusable, each with the command that mends it."""
+        from acc.backends.llamacpp.doctor import doctor
+
+        return doctor()
+
+    def check(self, ir: ModelIR, target: Target) -> Check:
+        """Which host architecture would hold this model, and the sizes that llama.cpp runs fast."""
+        from acc.backends.llamacpp.plan import check
+
+        return check(ir, target)
+
+    def plan(self, ir: ModelIR, quant: str) -> LoweringPlan:
+        """What `lower` would write for this Arch, to the byte."""
+        from acc.backends.llamacpp.plan import plan
+
+        return plan(ir, quant)
+
+    def lower(
+        self, ir: ModelIR, weights: Path, quant: str, out: Path, ctx: Context, moments: Path | None = None
+    ) -> LoweringPlan:
+        """Write a GGUF file."""
+        from acc.backends.llamacpp.lower import lower
+
+        return lower(ir, weights, quant, out, ctx.progress, moments)
+
+    def dequantized(self, artifact: Path, weights: Path, out: Path, ir: ModelIR) -> None:
+        """Write the Hugging Face folder that holds exactly the weights of a GGUF file."""
+        from acc.backends.llamacpp.dequantize import dequantized
+
+        dequantized(artifact, weights, out, ir)
+
+    def open(
+        self, artifact: Path, target: Target, *, context: int, batch: int = 1
+    ) -> AbstractContextManager[LlamaSession]:
+        """Load a GGUF file in a child process, in the engine that the target names or the preferred one here."""
+        from acc.backends.llamacpp.session import open_session
+
+        return open_session(artifact, target, context=context, batch=batch)
+
+    def profile(self, ir: ModelIR, target: Target, ctx: Context) -> Artifact:
+        """Measure the cost table for this family's shapes on this device."""
+        from acc.backends.llamacpp.profile import profile
+
+        return profile(ir, target, ctx)
+
+    def cost_model(self, table: Path | None, ir: ModelIR, target: Target) -> CostModel:
+        """The cost model of a table, or an estimate from the device's data sheet."""
+        from acc.backends.llamacpp.cost import cost_model
+
+        return cost_model(table, ir, target)

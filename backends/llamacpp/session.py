@@ -1,0 +1,347 @@
+"""A session with llama.cpp, seen from acc: requests to the child process, with time limits and diagnostics."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from acc.backend_api import EngineInfo, Session
+from acc.diag import AccError
+from acc.target import Target, Workload
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from acc.backends.llamacpp.options import Options
+
+START_SECONDS = 120.0
+LOG_TAIL = 6
+
+
+class Child:
+    """The child process that has one libllama loaded. Use as a context manager, or `close` it."""
+
+    def __init__(self, library: Path, *, timeout: float) -> None:
+        """Start the process and wait until it has loaded the library.
+
+        Args:
+            timeout: seconds that any later request may take.
+
+        Raises:
+            AccError: LC051 the library does not load; LC052 it crashes on loading.
+        """
+        self.library = library
+        self.timeout = timeout
+        self._scratch = tempfile.TemporaryDirectory(prefix="acc-engine-", dir=_scratch_root())
+        self.scratch = Path(self._scratch.name)
+        self._log = self.scratch / "log"
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "acc.backends.llamacpp.worker", str(library)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                encoding="utf-8",
+            )
+        self._answers: queue.Queue[str | None] = queue.Queue()
+        threading.Thread(target=_pump, args=(self.process, self._answers), daemon=True).start()
+        # A session that is never closed still takes its process and files along.
+        self._finalizer = weakref.finalize(self, _end, self.process, self._scratch)
+        self._read("load the library", START_SECONDS)
+
+    def ask(self, do: str, *, timeout: float | None = None, **arguments: Any) -> Any:
+        """Carry out one request in the child (`Worker.do_<do>`).
+
+        Raises:
+            AccError: whatever went wrong there: refused, out of memory (LC054), crashed (LC052), too slow (LC053).
+        """
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
+            self.process.stdin.flush()
+        except (OSError, ValueError):  # the pipe is broken or closed: the process has ended
+            raise self._ended(do) from None
+        return self._read(do, self.timeout if timeout is None else timeout)
+
+    def close(self) -> None:
+        """End the process."""
+        self._finalizer()
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _read(self, do: str, timeout: float) -> Any:
+        try:
+            line = self._answers.get(timeout=timeout)
+        except queue.Empty:
+            self.process.kill()
+            raise AccError.of(
+                "LC053",
+                self.library.name,
+                f"llama.cpp gave no answer to `{do}` within {timeout:.0f} s and was stopped",
+                "raise the engine option `timeout` (seconds) if the device is this slow; otherwise run `acc doctor`",
+            ) from None
+        if line is None:
+            raise self._ended(do)
+        answer = json.loads(line)
+        if "error" in answer:
+            raise self._refused(do, answer["error"])
+        return answer["ok"]
+
+    def _ended(self, do: str) -> AccError:
+        code = self.process.wait()
+        if code in (-9, 137):
+            return AccError.of(
+                "LC054",
+                self.library.name,
+                f"the llama.cpp process was killed during `{do}`: most likely the machine ran out of memory",
+                "lower the context, the batch or the model's size, or free memory",
+            )
+        how = _signal_name(-code) if code < 0 else f"exit code {code}"
+        hint = f"its last words: {self._tail()}"
+        if code < 0 and -code in (signal.SIGILL, signal.SIGSEGV, getattr(signal, "SIGBUS", 7)):
+            hint = (
+                "a library that was built for instructions which this machine does not grant dies like this (AMX in a "
+                f"virtual machine, for one): `acc doctor` tells, `acc engine build llamacpp` builds a fitting one; {hint}"
+            )
+        return AccError.of("LC052", self.library.name, f"llama.cpp crashed during `{do}` ({how})", hint)
+
+    def _refused(self, do: str, error: Mapping[str, str]) -> AccError:
+        kind, message, log = error["kind"], error["message"], error.get("log", "")
+        told = f"{message}: {log}" if log else message
+        if kind == "library":
+            return AccError.of(
+                "LC051",
+                str(self.library),
+                f"this library is not usable: {told}",
+                "install the prebuilt engine with `pip install xllamacpp`, or run `acc engine build llamacpp`",
+            )
+        if kind == "layout":
+            return AccError.of(
+                "LC055",
+                str(self.library),
+                f"this version of llama.cpp is laid out differently than acc knows: {told}",
+                "use the prebuilt engine (`pip install xllamacpp`), or leave the engine option at its default",
+            )
+        if kind == "memory":
+            return AccError.of(
+                "LC054",
+                self.library.name,
+                f"llama.cpp ran out of memory during `{do}`: {told}",
+                "lower the context, the batch or the model's size, or free memory",
+            )
+        code = "LC057" if kind == "rows" else "LC056"
+        return AccError.of(
+            code, self.library.name, f"llama.cpp refused `{do}`: {told}", "see `acc explain " + code + "`"
+        )
+
+    def _tail(self) -> str:
+        try:
+            lines = self._log.read_text("utf-8", errors="replace").splitlines()
+        except OSError:
+            return ""
+        return " | ".join(line.strip() for line in lines[-LOG_TAIL:] if line.strip())
+
+
+class LlamaSession(Session):
+    """An artifact loaded in a child process.
+
+    Attributes:
+        info: the engine that runs it.
+        details: how it was loaded (threads, batch, cache types, flash attention asked and used ...), for the records.
+    """
+
+    def __init__(self, child: Child, info: EngineInfo, artifact: Path, options: Options) -> None:
+        self._child = child
+        self.info = info
+        self.options = options
+        if not artifact.is_file():
+            raise AccError.of("LC056", str(artifact), "there is no such file", "give the GGUF file itself")
+        self.details: Mapping[str, Any] = child.ask("load", path=str(artifact), options=asdict(options))
+        self._warm_for: int | None = None
+
+    def logits(self, tokens: Sequence[int]) -> np.ndarray:
+        """Logits of every position, float32 [tokens, vocab]."""
+        import numpy as np
+
+        self._fits(len(tokens))
+        out = self._child.scratch / "logits.npy"
+        self._child.ask("logits", tokens=[int(token) for token in tokens], out=str(out))
+        logits: np.ndarray = np.load(out)
+        out.unlink()
+        return logits
+
+    def generate(self, tokens: Sequence[int], count: int) -> list[int]:
+        """`count` tokens, greedily; an end token does not stop it."""
+        self._fits(len(tokens) + count)
+        return list(self._child.ask("generate", tokens=[int(token) for token in tokens], count=count))
+
+    def tokenize(self, text: str) -> list[int]:
+        """The engine's own tokens of a text, special tokens parsed, no BOS added."""
+        return list(self._child.ask("tokenize", text=text))
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, special tokens included."""
+        return str(self._child.ask("detokenize", tokens=[int(token) for token in tokens]))
+
+    def time(self, workload: Workload) -> tuple[float, float]:
+        """One round of a workload on an empty cache, with `workload.batch` requests at once.
+
+        Returns:
+            TTFT: seconds from handing over the prompts until the first token of every request is chosen; the prompts
+            are decoded one after another in calls of `n_batch` tokens.
+            TPOT: median seconds of the `workload.output - 1` decodes that follow, each one token of every request at
+            the depth that it has then, with choosing the next token.
+        """
+        first, steps = self.round(workload)
+        return first, median(steps)
+
+    def round(self, workload: Workload) -> tuple[float, list[float]]:
+        """As `time`, with the seconds of every single decode after the first token."""
+        if workload.batch != self.options.sequences:
+            raise ValueError(f"opened for {self.options.sequences} requests at once, asked to time {workload.batch}")
+        self._fits(workload.prompt + workload.output)
+        output = max(2, workload.output)  # one decode after the first token is the least that has a TPOT
+        if self._warm_for != workload.prompt:
+            self._child.ask("warm_up", prompt=workload.prompt)
+            self._warm_for = workload.prompt
+        answer = self._child.ask("time", prompt=workload.prompt, output=output)
+        return float(answer["first"]), [float(step) for step in answer["steps"]]
+
+    def memory(self) -> Mapping[str, int]:
+        """Bytes that the engine needs resident, as it says itself when it has loaded the artifact.
+
+        `weights`, `kv`, `compute` and `output` are its buffers on all devices together, and `total` is their sum.
+        Weights count once, at their stored size: where the engine keeps a rearranged copy (CPU_REPACK), the pages of
+        the mapped file that it was made from are never read again and are the system's to drop. `mapped`, `repacked`
+        and `peak_rss` (what the process held at most, those pages and Python included) are told beside it.
+        """
+        found: Mapping[str, int] = self.details["buffers"]
+        kinds = {kind: _sum(found, kind) for kind in ("kv", "compute", "output")}
+        parts = {"weights": int(self.details["weight_bytes"]), **kinds}
+        repacked = sum(size for name, size in found.items() if name.startswith("model.") and "REPACK" in name)
+        return {
+            **parts,
+            "total": sum(parts.values()),
+            "mapped": sum(size for name, size in found.items() if name.startswith("model.") and "Mapped" in name),
+            "repacked": repacked,
+            "peak_rss": int(self._child.ask("peak")),
+        }
+
+    def close(self) -> None:
+        """End the child process."""
+        self._child.close()
+
+    def __enter__(self) -> LlamaSession:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _fits(self, tokens: int) -> None:
+        if not 0 < tokens <= self.options.context:
+            raise ValueError(f"{tokens} tokens do not fit the context of {self.options.context} that was opened")
+
+
+def open_session(artifact: Path, target: Target, *, context: int, batch: int = 1) -> LlamaSession:
+    """Load a GGUF file in the engine that the target's options name, or the preferred one here.
+
+    Args:
+        context: tokens that each request may hold.
+        batch: requests at once.
+
+    Raises:
+        AccError: no engine, a bad option, a file that the engine does not load, a crash, a hang, no memory.
+    """
+    from acc.backends.llamacpp.discover import choose
+    from acc.backends.llamacpp.options import options_for, timeout_for
+
+    options = options_for(target, context=context, batch=batch)
+    timeout = timeout_for(target)
+    info = choose(target.engine_options)
+    if "logits" not in info.can:
+        raise AccError.of(
+            "LC059",
+            info.path,
+            "this folder holds llama.cpp's tools and no libllama: it can be timed, and neither verified nor run by acc",
+            "build it with -DBUILD_SHARED_LIBS=ON, or use the prebuilt engine (`pip install xllamacpp`)",
+        )
+    child = Child(Path(info.path), timeout=timeout)
+    try:
+        return LlamaSession(child, info, artifact, options)
+    except BaseException:
+        child.close()
+        raise
+
+
+def throughput(workload: Workload, tpot: float) -> float:
+    """Output tokens per second of all requests together while they decode: `batch / TPOT`."""
+    return workload.batch / tpot
+
+
+def interleaved(sessions: Sequence[LlamaSession], workload: Workload, rounds: int) -> list[list[tuple[float, float]]]:
+    """Rounds of several artifacts in turn, so that a machine that slows down slows all of them.
+
+    Returns:
+        Per session: (TTFT, TPOT) in seconds of each round. Every other round goes through the sessions backwards.
+    """
+    found: list[list[tuple[float, float]]] = [[] for _ in sessions]
+    for number in range(rounds):
+        order = range(len(sessions)) if number % 2 == 0 else reversed(range(len(sessions)))
+        for index in order:
+            found[index].append(sessions[index].time(workload))
+    return found
+
+
+def _sum(found: Mapping[str, int], kind: str) -> int:
+    return sum(size for name, size in found.items() if name.startswith(f"{kind}."))
+
+
+def _scratch_root() -> str | None:
+    """Shared memory where there is some: logits and rows pass through it."""
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _pump(process: subprocess.Popen[str], answers: queue.Queue[str | None]) -> None:
+    """Hand over the lines of the child as they come; None at the end."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        answers.put(line)
+    answers.put(None)
+
+
+def _end(process: subprocess.Popen[str], scratch: tempfile.TemporaryDirectory[str]) -> None:
+    """Stop a child and remove its files."""
+    if process.stdin is not None:
+        try:
+            process.stdin.close()
+        except OSError:
+            pass  # it has ended already
+    try:
+        process.wait(timeout=2)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    scratch.cleanup()
