@@ -56,7 +56,7 @@ class LlamaCpp(Backend):
         """Write a GGUF file."""
         from acc.backends.llamacpp.lower import lower
 
-        return lower(ir, weights, quant, out, ctx.progress, moments)
+        return lower(ir, weights, quant, out, ctx, moments)
 
     def dequantized(self, artifact: Path, weights: Path, out: Path, ir: ModelIR) -> None:
         """Write the Hugging Face folder that holds exactly the weights of a GGUF file."""

@@ -165,7 +165,7 @@ def library_for_quantizing() -> Path:
 @cache
 def _probe_library(place: Place, stamp: int) -> EngineInfo:
     """Cached per library file and its time of change."""
-    from acc.backends.llamacpp.session import START_SECONDS, Child
+    from acc.backends.llamacpp.child import START_SECONDS, Child
 
     assert place.library is not None
     with Child(place.library, timeout=START_SECONDS) as child:

@@ -31,6 +31,8 @@ class Batch(ctypes.Structure):
     ]
 
 
+BATCH_POINTERS = ("token", "embd", "pos", "n_seq_id", "seq_id", "logits")
+
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "llama_backend_init": (None, []),
     "llama_log_set": (None, [LogCallback, c_void_p]),
@@ -184,7 +186,7 @@ class Library:
 
     def _check_batch(self) -> None:
         batch = self.llama_batch_init(4, 0, 1)
-        filled = [bool(getattr(batch, name)) for name, _ in Batch._fields_[1:]]
+        filled = [bool(getattr(batch, name)) for name in BATCH_POINTERS]
         if batch.n_tokens != 0 or filled != [True, False, True, True, True, True]:
             raise UnknownLayout("llama_batch does not have the fields that acc knows")
         self.llama_batch_free(batch)

@@ -68,11 +68,10 @@ def options_for(target: Target, *, context: int, batch: int) -> Options:
         if name in _ELSEWHERE:
             continue
         if name not in _KNOWN:
-            raise AccError.of(
-                "LC058", name, "llama.cpp has no such engine option", nearest(name, {*_KNOWN, *_ELSEWHERE})
-            )
+            hint = nearest(name, {*_KNOWN, *_ELSEWHERE})
+            raise AccError.of("LC058", name, "llama.cpp has no such engine option", hint)
         field, kind = _KNOWN[name]
-        if not isinstance(value, kind) or (kind is int and name != "n_gpu_layers" and value < 1):
+        if not isinstance(value, kind) or (isinstance(value, int) and name != "n_gpu_layers" and value < 1):
             raise AccError.of("LC058", name, f"takes {_kind(kind)}, not {value!r}", "correct it in the target")
         given[field] = value
     for name, known in (("flash_attn", FLASH_ATTENTION), ("type_k", CACHE_TYPES), ("type_v", CACHE_TYPES)):

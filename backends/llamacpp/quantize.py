@@ -12,13 +12,13 @@ from acc.diag import AccError
 if TYPE_CHECKING:
     import numpy as np
 
-    from acc.backends.llamacpp.session import Child
+    from acc.backends.llamacpp.child import Child
 
 QUANTIZE_SECONDS = 1800.0
 
 
 class Quantizer:
-    """Quantises tensors row by row in a child process; a context manager, so that the process lives as long as the work."""
+    """Quantises tensors in a child process; a context manager, so that the process lives as long as the work."""
 
     def __init__(self, *, threads: int = 2) -> None:
         """Start the engine that is preferred here.
@@ -29,8 +29,8 @@ class Quantizer:
         Raises:
             AccError: LC050 if there is no engine.
         """
+        from acc.backends.llamacpp.child import Child
         from acc.backends.llamacpp.discover import library_for_quantizing
-        from acc.backends.llamacpp.session import Child
 
         self.threads = min(threads, os.cpu_count() or 1)
         self._child: Child = Child(library_for_quantizing(), timeout=QUANTIZE_SECONDS)
