@@ -33,6 +33,7 @@ def stage_key(one: Pass, ir: ModelIR, *, target: Target | None, engine: str, see
     parts = {
         "input": ir.digest(),
         "pass": pipeline.spec(one),
+        "files": named_files(one),
         "version": one.version,
         "code": code_digest(type(one).__module__),
         "libraries": {name: version(name) for name in LIBRARIES},
@@ -41,6 +42,18 @@ def stage_key(one: Pass, ir: ModelIR, *, target: Target | None, engine: str, see
         "seed": seed,
     }
     return f"{one.name}-{hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]}"
+
+
+def named_files(one: Pass) -> dict[str, str]:
+    """The sha256 of every file that an option of the pass names."""
+    found = {}
+    for option in dataclasses.fields(one):
+        value = getattr(one, option.name)
+        for item in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(item, (str, Path)) and str(item) and Path(item).is_file():
+                with Path(item).open("rb") as file:
+                    found[str(item)] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
 
 
 def target_parts(one: Pass, target: Target | None) -> dict[str, Any]:
