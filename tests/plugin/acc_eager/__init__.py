@@ -1,0 +1,1 @@
+"""An example plug-in of acc: one pass, one backend, one target file."""
