@@ -1,4 +1,4 @@
-"""A model as input: a folder, a hub id or a GGUF file becomes one checked Hugging Face folder, read tensor by tensor."""
+"""A model as input: a folder, a hub id or a GGUF file becomes one checked folder, read tensor by tensor."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ _DTYPES = {
     "bool": "BOOL",
 }
 GGUF_TOKENIZER = "gguf_tokenizer.json"
-"""Side file of a folder made from a GGUF: every `tokenizer.*` key with its scalar or list; their GGUF types in `types`."""
+"""Side file of a folder made from a GGUF: every `tokenizer.*` key as it was; their GGUF types in `types`."""
 CARRIED = (
     "generation_config.json",
     "tokenizer.json",

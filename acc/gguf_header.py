@@ -61,7 +61,7 @@ def read_header(path: Path) -> Header:
     """Read and check a header.
 
     Raises:
-        AccError: ACC120 if it is not a GGUF file of a known version, ACC121 if its header contradicts itself or its size.
+        AccError: ACC120 if it is not a GGUF file of a known version, ACC121 if its header is impossible.
     """
     try:
         with path.open("rb") as file:
