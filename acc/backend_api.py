@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from acc.diag import Diagnostic
+from acc.diag import AccError, Diagnostic
 from acc.ir import Artifact, ModelIR, ModelShape, Role
 from acc.target import Target, Workload
 
@@ -148,6 +148,18 @@ class Backend(ABC):
     @abstractmethod
     def engines(self) -> list[EngineInfo]:
         """Usable installations on this machine, preferred first; empty if there is none."""
+
+    def engine(self, target: Target) -> EngineInfo | None:
+        """The installation that this target is run with; the preferred one unless its options say otherwise."""
+        return next(iter(self.engines()), None)
+
+    def serve(self, artifact: Path, target: Target) -> tuple[str, ...]:
+        """Commands by which the engine itself serves an artifact, for people to copy."""
+        return ()
+
+    def build(self, source: Path | None = None) -> EngineInfo:
+        """Build the engine for this machine, from a source tree that is here or one that is fetched."""
+        raise AccError.of("ACC340", self.name, "acc cannot build this engine", "`acc doctor` says how to get it")
 
     @abstractmethod
     def doctor(self) -> list[Diagnostic]:

@@ -62,6 +62,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str =
     drawn = Table(*columns, title=title or None, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
     filled = [[str(cell) for cell in row] for row in rows]
     for index, column in enumerate(drawn.columns):
+        column.overflow = "fold"
         cells = [row[index] for row in filled if row[index]]
         if cells and all(cell.replace(",", "").replace(".", "").lstrip("-").split(" ")[0].isdigit() for cell in cells):
             column.justify = "right"

@@ -101,8 +101,8 @@ class PassManager:
     engine: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
-        found = self.backend.engines() if self.backend else []
-        text = f"{found[0].engine} {found[0].version} {found[0].build}" if found else ""
+        found = self.backend.engine(self.target) if self.backend and self.target else None
+        text = f"{found.engine} {found.version} {found.build}" if found else ""
         object.__setattr__(self, "engine", text)
 
     def run(self, passes: Sequence[Pass], ir: ModelIR, facts: Mapping[str, Mapping[str, Any]] | None = None) -> Run:

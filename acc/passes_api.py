@@ -98,6 +98,7 @@ class Pass(ABC):
         reads: the parts of the target that the result depends on. They are part of the store key, so declare what is
             true: a pass that reads nothing is handed no target and no backend, and its results serve every target.
         cached: False for passes whose result depends on more than their input, such as a measurement.
+        measures: True for passes that can only run on the target's device, such as a profile or a bench.
         resumes: True for a pass that goes on from what a killed run of the same key left in `scratch`.
     """
 
@@ -109,6 +110,7 @@ class Pass(ABC):
     gives: ClassVar[tuple[str, ...]] = ()
     reads: ClassVar[tuple[TargetPart, ...]] = ("device", "engine", "workload", "limits", "quant")
     cached: ClassVar[bool] = True
+    measures: ClassVar[bool] = False
     resumes: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:

@@ -73,6 +73,11 @@ def spec(one: Pass) -> str:
     return one.name + (f"{{{','.join(options)}}}" if options else "")
 
 
+def defaults(cls: type[Pass]) -> list[str]:
+    """The options of a pass with their defaults, as written: `tokens=16384`."""
+    return [f"{_dashed(field.name)}={_written(_default(field))}" for field in dataclasses.fields(cls)]
+
+
 def efforts() -> dict[str, str]:
     """The presets of `--effort`: name to pipeline text."""
     table = tomllib.loads(resources.files("acc").joinpath("efforts.toml").read_text("utf-8"))
