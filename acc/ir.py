@@ -51,6 +51,18 @@ class Dim:
 
 
 @dataclass(frozen=True)
+class Rescale:
+    """The code multiplies by a power of a dim's size (Gemma: token embeddings by its root), which a cut would change.
+
+    So that the product stays, a cut value v becomes (v + offset) * (traced size / kept size) ** power - offset.
+    """
+
+    dim: str
+    power: float
+    offset: float = 0.0
+
+
+@dataclass(frozen=True)
 class Tensor:
     """One stored tensor (a parameter or a persistent buffer).
 
@@ -60,6 +72,7 @@ class Tensor:
         dtype: a safetensors name, such as `F32` or `BF16`.
         presence: the presence dims that it exists under, outermost first: `("layer.3", "attn.3")`.
         aliases: further checkpoint keys that share the storage (a tied `lm_head.weight`).
+        rescale: what a cut of a dim does to the values, or None.
     """
 
     name: str
@@ -67,6 +80,7 @@ class Tensor:
     dtype: str
     presence: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
+    rescale: Rescale | None = None
 
 
 @dataclass(frozen=True)
@@ -264,7 +278,10 @@ class ModelIR:
             "family": self.family,
             "config": dict(self.config),
             "dims": [[d.name, d.role, d.size, d.scope, d.state, d.why] for d in self.dims.values()],
-            "tensors": [[t.name, t.axes, t.dtype, t.presence, t.aliases] for t in self.tensors.values()],
+            "tensors": [
+                [t.name, t.axes, t.dtype, t.presence, t.aliases, vars(t.rescale) if t.rescale else None]
+                for t in self.tensors.values()
+            ],
             "ops": [[o.name, o.target, o.inputs, o.shape] for o in self.ops],
             "arch": self.arch.to_json(),
             "artifacts": {kind: [a.path, a.digest] for kind, a in sorted(self.artifacts.items())},
@@ -275,8 +292,15 @@ class ModelIR:
         """The inverse of `to_json`."""
         dims = [Dim(*row) for row in data["dims"]]
         tensors = [
-            Tensor(name, tuple(tuple(tuple(s) for s in axis) for axis in axes), dtype, tuple(presence), tuple(aliases))
-            for name, axes, dtype, presence, aliases in data["tensors"]
+            Tensor(
+                name,
+                tuple(tuple(tuple(segment) for segment in axis) for axis in axes),
+                dtype,
+                tuple(presence),
+                tuple(aliases),
+                Rescale(**rescale) if rescale else None,
+            )
+            for name, axes, dtype, presence, aliases, rescale in data["tensors"]
         ]
         return cls(
             data["family"],

@@ -1,0 +1,218 @@
+"""The exported graph of a model, with the axes of every value in it."""
+
+from __future__ import annotations
+
+import operator
+import re
+import warnings
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from acc.axes import new, unify
+from acc.diag import AccError
+from acc.rules import Call, Result, Value, apply
+
+if TYPE_CHECKING:
+    import torch
+    from torch.export import ExportedProgram
+    from torch.fx import Node
+    from transformers import PreTrainedModel
+
+TOKENS = 7
+"""Length of the traced input; its value reaches no tensor."""
+
+_NO_VALUE = ("_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range")
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The exported graph with the axes of every value.
+
+    Attributes:
+        nodes: in execution order, without those that nothing uses.
+        results: the axes of each node's value.
+        stored: the stored tensor that a placeholder stands for, by its first name.
+        buffers: the buffer that is not stored, such as rope frequencies, that a placeholder stands for.
+        output: the node of the logits.
+        tensors: axes of each stored tensor, by its first name, in the order of the state dict.
+        aliases: further names of tied tensors.
+        layers: the module path of the list of decoder layers.
+    """
+
+    nodes: tuple[Node, ...]
+    results: dict[Node, Result]
+    stored: dict[Node, str]
+    buffers: dict[Node, str]
+    output: Node
+    tensors: dict[str, Value]
+    aliases: dict[str, tuple[str, ...]]
+    layers: str
+
+    def value(self, node: Any) -> Value:
+        """The axes of a node that returns one tensor."""
+        found = self.results[node]
+        assert isinstance(found, Value)
+        return found
+
+    def layer_of(self, path: str) -> int | None:
+        """The layer that a module path or tensor name lies in."""
+        match = re.match(re.escape(self.layers) + r"\.(\d+)(\.|$)", path)
+        return int(match[1]) if match else None
+
+
+# Export --------------------------------------------------------------------------------------------------------------
+
+
+def export(config_json: dict[str, Any]) -> tuple[ExportedProgram, PreTrainedModel]:
+    """Export the model's logits for one short prompt, on meta tensors."""
+    import torch
+
+    from acc.model import build
+
+    class Logits(torch.nn.Module):
+        def __init__(self, model: PreTrainedModel) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+            logits: torch.Tensor = self.model(input_ids=input_ids, use_cache=False).logits
+            return logits
+
+    with torch.device("meta"):
+        model = build(config_json)
+        ids = torch.zeros(1, TOKENS, dtype=torch.long)
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            program = torch.export.export(Logits(model), (ids,), strict=False)
+    except Exception as error:  # the exporter raises whatever the model's code raises
+        raise _does_not_export(str(config_json["model_type"]), error) from error
+    return program, model
+
+
+def _does_not_export(family: str, error: Exception) -> AccError:
+    text = str(error)
+    op = re.search(r"\b(?:aten|torch\.ops)[.:]+[\w.:]+|\b_?local_scalar_dense\b|\bitem\(\)", text)
+    first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+    culprit = f"op `{op[0]}`" if op else f"`{type(error).__name__}`"
+    return AccError.of(
+        "ACC201",
+        family,
+        f"the model does not export: {culprit}: {first[:160]}",
+        "without its graph nothing can be cut; lowering and quantizing the whole model remain possible",
+    )
+
+
+# Solving -------------------------------------------------------------------------------------------------------------
+
+
+def solve(program: ExportedProgram, model: PreTrainedModel) -> Graph:
+    """Run the op rules over the exported graph."""
+    import torch
+
+    first, aliases, shapes = _state(model)
+    tensors = {name: Value(tuple(new(n) for n in shape)) for name, shape in shapes.items()}
+    signature = program.graph_signature
+    parameters = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    live = _live(program)
+    output: Any = program.graph.output_node().args[0]
+    graph = Graph(tuple(live), {}, {}, {}, output[0], tensors, aliases, _layers_path(model))
+    for node in live:
+        if node.op == "placeholder":
+            target = parameters.get(node.name, "").removeprefix("model.")
+            graph.results[node] = _input(graph, node, target, first.get(target))
+        elif node.op == "call_function":
+            args, kwargs = (_with_values(graph, tree) for tree in (node.args, node.kwargs))
+            graph.results[node] = apply(Call(target_of(node), path_of(node), args, kwargs, shapes_of(node)))
+        elif isinstance(node.meta.get("val"), torch.Tensor):
+            graph.results[node] = _constant(node)
+    _join_vocabulary(graph)
+    return graph
+
+
+def _with_values(graph: Graph, tree: Any) -> Any:
+    """The arguments of a node with the axes of each node in its place."""
+    from torch.fx.node import map_arg
+
+    return map_arg(tree, lambda node: graph.results.get(node))  # type: ignore[arg-type,return-value]
+
+
+def _state(model: PreTrainedModel) -> tuple[dict[str, str], dict[str, tuple[str, ...]], dict[str, tuple[int, ...]]]:
+    """Every stored name with its first name, the aliases of each first name, and the shapes."""
+    owners: dict[int, str] = {}
+    first: dict[str, str] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    aliases: dict[str, list[str]] = defaultdict(list)
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        first[name] = owners.setdefault(id(tensor), name)
+        if first[name] != name:
+            aliases[first[name]].append(name)
+        else:
+            shapes[name] = tuple(tensor.shape)
+    return first, {name: tuple(others) for name, others in aliases.items()}, shapes
+
+
+def _layers_path(model: PreTrainedModel) -> str:
+    from acc.model import decoder_layers
+
+    layers = decoder_layers(model)
+    return next(str(name) for name, module in model.named_modules() if module is layers)
+
+
+def _live(program: ExportedProgram) -> list[Node]:
+    """The nodes that the logits depend on, in order."""
+    needed: set[Node] = set()
+    for node in reversed(program.graph.nodes):
+        if node.op == "output" or node in needed:
+            needed.update(node.all_input_nodes)
+    return [node for node in program.graph.nodes if node in needed and not target_of(node).startswith(_NO_VALUE)]
+
+
+def _input(graph: Graph, node: Node, target: str, stored: str | None) -> Value:
+    if stored is not None:
+        graph.stored[node] = stored
+        return graph.tensors[stored]
+    if target:
+        graph.buffers[node] = target
+    return _constant(node, f"the code computes `{target}` from the configuration" if target else "the input's own size")
+
+
+def _constant(node: Node, why: str = "a constant of the code") -> Value:
+    return Value(tuple(new(n, pinned=why) for n in shapes_of(node)[0]))
+
+
+def shapes_of(node: Node) -> list[tuple[int, ...]]:
+    """The concrete shapes of what a node returns."""
+    value = node.meta.get("val")
+    values = value if isinstance(value, list | tuple) else [value]
+    return [tuple(int(n) for n in getattr(one, "shape", ())) for one in values]
+
+
+def target_of(node: Node) -> str:
+    """The name of a node's op, such as `aten.linear.default`."""
+    return "getitem" if node.target is operator.getitem else str(node.target)
+
+
+def path_of(node: Node) -> str:
+    """The path of the module that a node was called in."""
+    stack = node.meta.get("nn_module_stack") or {"": ("", None)}
+    return str(list(stack.values())[-1][0]).removeprefix("model").removeprefix(".")
+
+
+def token_tables(graph: Graph) -> list[Node]:
+    """The embedding ops that look up the input tokens themselves."""
+    return [
+        node
+        for node in graph.nodes
+        if target_of(node) == "aten.embedding.default"
+        and node.args[1].op == "placeholder"  # type: ignore[union-attr]
+        and node.args[1] not in graph.stored
+    ]
+
+
+def _join_vocabulary(graph: Graph) -> None:
+    """The ids that a model reads and those that it writes are one vocabulary, tied weights or not."""
+    for node in token_tables(graph):
+        rows = graph.value(node.args[0]).axes[0]
+        unify(rows, graph.value(graph.output).axes[-1], "the input's and the output's vocabulary do not match")
