@@ -13,6 +13,7 @@ from acc.backend_api import Backend
 
 if TYPE_CHECKING:
     from acc.backend_api import Check, CostModel, EngineInfo, LoweringPlan
+    from acc.backends.llamacpp.bench_tool import BenchSession
     from acc.backends.llamacpp.session import LlamaSession
     from acc.diag import Diagnostic
     from acc.ir import Artifact, ModelIR
@@ -32,11 +33,29 @@ class LlamaCpp(Backend):
 
         return usable({})[0]
 
+    def engine(self, target: Target) -> EngineInfo:
+        """The installation that this target's options name, or the preferred one here."""
+        from acc.backends.llamacpp.discover import choose
+
+        return choose(target.engine_options)
+
+    def serve(self, artifact: Path, target: Target) -> tuple[str, ...]:
+        """Commands that serve a GGUF file in this engine."""
+        from acc.backends.llamacpp.serve import serve
+
+        return serve(artifact, target)
+
     def doctor(self) -> list[Diagnostic]:
-        """What is usable, missing or unusable, each with the command that mends it."""
+        """What is missing, unusable or slower than it could be, each with the command that mends it."""
         from acc.backends.llamacpp.doctor import doctor
 
         return doctor()
+
+    def build(self, source: Path | None = None) -> EngineInfo:
+        """Build llama.cpp for this machine; minutes, resumable."""
+        from acc.backends.llamacpp.build import build_shown
+
+        return build_shown(source)
 
     def check(self, ir: ModelIR, target: Target) -> Check:
         """Which host architecture would hold this model, and the sizes that llama.cpp runs fast."""
@@ -66,7 +85,7 @@ class LlamaCpp(Backend):
 
     def open(
         self, artifact: Path, target: Target, *, context: int, batch: int = 1
-    ) -> AbstractContextManager[LlamaSession]:
+    ) -> AbstractContextManager[LlamaSession | BenchSession]:
         """Load a GGUF file in a child process, in the engine that the target names or the preferred one here."""
         from acc.backends.llamacpp.session import open_session
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from acc.diag import AccError, nearest
+from acc.machine import threads
 
 if TYPE_CHECKING:
     from acc.target import Target
@@ -63,7 +63,7 @@ def options_for(target: Target, *, context: int, batch: int) -> Options:
     Raises:
         AccError: LC058 for an option that llama.cpp does not have here, or a value that it does not take.
     """
-    given: dict[str, Any] = {"threads": target.device.threads or available_threads()}
+    given: dict[str, Any] = {"threads": target.device.threads or threads()}
     for name, value in target.engine_options.items():
         if name in _ELSEWHERE:
             continue
@@ -86,24 +86,6 @@ def timeout_for(target: Target) -> float:
     if not isinstance(value, (int, float)) or value <= 0:
         raise AccError.of("LC058", "timeout", f"takes seconds above 0, not {value!r}", "correct it in the target")
     return float(value)
-
-
-def available_threads() -> int:
-    """Physical cores that this process may use: two threads of one core only wait for each other here."""
-    if hasattr(os, "sched_getaffinity"):
-        usable = os.sched_getaffinity(0)
-        cores = {_siblings(cpu) for cpu in usable}
-        return max(1, len(cores))
-    return max(1, os.cpu_count() or 1)
-
-
-def _siblings(cpu: int) -> str:
-    """Names the physical core of a CPU: the list of its hardware threads, or itself if the system does not tell."""
-    try:
-        with open(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list", encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return str(cpu)
 
 
 def _kind(kind: type) -> str:

@@ -9,6 +9,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from acc.backend_api import EngineInfo, Session
+from acc.backends.llamacpp.buffers import mapped, rearranged, second_embedding, total
 from acc.backends.llamacpp.child import Child
 from acc.diag import AccError
 from acc.target import Target, Workload
@@ -16,6 +17,7 @@ from acc.target import Target, Workload
 if TYPE_CHECKING:
     import numpy as np
 
+    from acc.backends.llamacpp.bench_tool import BenchSession
     from acc.backends.llamacpp.options import Options
 
 
@@ -31,6 +33,7 @@ class LlamaSession(Session):
         self._child = child
         self.info = info
         self.options = options
+        self._artifact = artifact
         if not artifact.is_file():
             raise AccError.of("LC056", str(artifact), "there is no such file", "give the GGUF file itself")
         self.details: Mapping[str, Any] = child.ask("load", path=str(artifact), options=asdict(options))
@@ -87,20 +90,23 @@ class LlamaSession(Session):
     def memory(self) -> Mapping[str, int]:
         """Bytes that the engine needs resident, as it says itself when it has loaded the artifact.
 
-        `weights`, `kv`, `compute` and `output` are its buffers on all devices together, and `total` is their sum.
-        Weights count once, at their stored size: where the engine keeps a rearranged copy (CPU_REPACK), the pages of
-        the mapped file that it was made from are never read again and are the system's to drop. `mapped`, `repacked`
-        and `peak_rss` (what the process held at most, those pages and Python included) are told beside it.
+        `weights`, `kv`, `compute` and `output` are summed over all devices; `total` is their sum. Weights count as
+        often as the engine computes from them: once, but a tied embedding whose output copy is rearranged or lies on a
+        GPU counts twice. Pages of the mapped file from which a rearranged copy was made do not count: they are never
+        read again, and the system drops them when it needs room. Beside it, not part of the total: `mapped`,
+        `repacked` (the copies), and `peak_rss`, the most that the process held, those pages and Python included.
         """
+        from acc.gguf_header import read_header
+
         found: Mapping[str, int] = self.details["buffers"]
-        kinds = {kind: _sum(found, kind) for kind in ("kv", "compute", "output")}
-        parts = {"weights": int(self.details["weight_bytes"]), **kinds}
-        repacked = sum(size for name, size in found.items() if name.startswith("model.") and "REPACK" in name)
+        twice = second_embedding(read_header(self._artifact).tensors.values(), found)
+        parts = {"weights": int(self.details["weight_bytes"]) + twice}
+        parts |= {kind: total(found, kind) for kind in ("kv", "compute", "output")}
         return {
             **parts,
             "total": sum(parts.values()),
-            "mapped": sum(size for name, size in found.items() if name.startswith("model.") and "Mapped" in name),
-            "repacked": repacked,
+            "mapped": mapped(found),
+            "repacked": rearranged(found),
             "peak_rss": int(self._child.ask("peak")),
         }
 
@@ -119,7 +125,7 @@ class LlamaSession(Session):
             raise ValueError(f"{tokens} tokens do not fit the context of {self.options.context} that was opened")
 
 
-def open_session(artifact: Path, target: Target, *, context: int, batch: int = 1) -> LlamaSession:
+def open_session(artifact: Path, target: Target, *, context: int, batch: int = 1) -> LlamaSession | BenchSession:
     """Load a GGUF file in the engine that the target's options name, or the preferred one here.
 
     Args:
@@ -129,6 +135,7 @@ def open_session(artifact: Path, target: Target, *, context: int, batch: int = 1
     Raises:
         AccError: no engine, a bad option, a file that the engine does not load, a crash, a hang, no memory.
     """
+    from acc.backends.llamacpp.bench_tool import BenchSession
     from acc.backends.llamacpp.discover import choose
     from acc.backends.llamacpp.options import options_for, timeout_for
 
@@ -136,12 +143,7 @@ def open_session(artifact: Path, target: Target, *, context: int, batch: int = 1
     timeout = timeout_for(target)
     info = choose(target.engine_options)
     if "logits" not in info.can:
-        raise AccError.of(
-            "LC059",
-            info.path,
-            "this folder holds llama.cpp's tools and no libllama: it can be timed, and neither verified nor run by acc",
-            "build it with -DBUILD_SHARED_LIBS=ON, or use the prebuilt engine (`pip install xllamacpp`)",
-        )
+        return BenchSession(info, artifact, options, timeout)
     child = Child(Path(info.path), timeout=timeout)
     try:
         return LlamaSession(child, info, artifact, options)
@@ -155,7 +157,7 @@ def throughput(workload: Workload, tpot: float) -> float:
     return workload.batch / tpot
 
 
-def interleaved(sessions: Sequence[LlamaSession], workload: Workload, rounds: int) -> list[list[tuple[float, float]]]:
+def interleaved(sessions: Sequence[Session], workload: Workload, rounds: int) -> list[list[tuple[float, float]]]:
     """Rounds of several artifacts in turn, so that a machine that slows down slows all of them.
 
     Returns:
@@ -167,7 +169,3 @@ def interleaved(sessions: Sequence[LlamaSession], workload: Workload, rounds: in
         for index in order:
             found[index].append(sessions[index].time(workload))
     return found
-
-
-def _sum(found: Mapping[str, int], kind: str) -> int:
-    return sum(size for name, size in found.items() if name.startswith(f"{kind}."))
