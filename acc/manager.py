@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import shlex
@@ -101,8 +102,11 @@ class PassManager:
     engine: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
-        found = self.backend.engine(self.target) if self.backend and self.target else None
-        text = f"{found.engine} {found.version} {found.build}" if found else ""
+        text = ""
+        if self.backend and self.target:
+            with contextlib.suppress(AccError):  # passes that need an engine say so themselves
+                found = self.backend.engine(self.target)
+                text = f"{found.engine} {found.version} {found.build}" if found else ""
         object.__setattr__(self, "engine", text)
 
     def run(self, passes: Sequence[Pass], ir: ModelIR, facts: Mapping[str, Mapping[str, Any]] | None = None) -> Run:

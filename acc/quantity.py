@@ -42,7 +42,8 @@ def quantity(text: str, unit: str, where: str, *, relative: bool = False) -> tup
         raise AccError.of("ACC401", where, problem, f"write it like {examples}; units: {known}")
     value = float(match["number"])
     if not 0 < value < float("inf"):
-        raise AccError.of("ACC402", where, f"`{text}` is not more than zero", "nothing can keep such a limit")
+        problem = "is not more than zero" if value <= 0 else "is not a finite number above zero"
+        raise AccError.of("ACC402", where, f"`{text}` {problem}", "nothing can keep such a limit")
     return value * (1.0 if written == "x" else scales[written]), written == "x"
 
 
