@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from acc.diag import AccError
-from acc.ir import ModelIR, Tensor, present_tensors
+from acc.ir import Arch, ModelIR, Tensor, present_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +37,7 @@ def cut(ir: ModelIR, tensor: Tensor, value: torch.Tensor) -> torch.Tensor:
 
 def traced_shape(ir: ModelIR, tensor: Tensor) -> tuple[int, ...]:
     """The shape of a tensor in the traced model."""
-    return ir.with_arch(type(ir.arch)()).shape(tensor)
+    return ir.with_arch(Arch()).shape(tensor)
 
 
 def _rescaled(ir: ModelIR, tensor: Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -45,7 +45,8 @@ def _rescaled(ir: ModelIR, tensor: Tensor, value: torch.Tensor) -> torch.Tensor:
     if scale is None or ir.size(scale.dim) == ir.dims[scale.dim].size:
         return value
     factor = (ir.dims[scale.dim].size / ir.size(scale.dim)) ** scale.power
-    return ((value.double() + scale.offset) * factor - scale.offset).to(value.dtype)
+    scaled: torch.Tensor = (value.double() + scale.offset) * factor - scale.offset
+    return scaled.to(value.dtype)
 
 
 def written_name(ir: ModelIR, tensor: Tensor) -> str:
