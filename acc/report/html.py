@@ -9,7 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from acc.quantity import written
 from acc.report import draw, units
 from acc.report.data import Report
-from acc.report.rows import fallback_rows, headline, note_rows
+from acc.report.rows import fallback_rows, headline, note_rows, short_name
 
 
 def render(report: Report) -> str:
@@ -27,6 +27,7 @@ def render(report: Report) -> str:
         written=written,
         draw=draw,
         rounds=[chart for chart in (draw.rounds(report, name) for name in draw.COSTS) if chart],
+        title=f"{short_name(report.model)} for {report.target.name}",
         headline=headline(report),
         fallbacks=fallback_rows(report.child.fallbacks),
         notes=note_rows(report.notes),

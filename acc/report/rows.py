@@ -1,13 +1,19 @@
-"""What of a report is said in words or folded: its headline, fallbacks by type, notes that say the same told once."""
+"""What of a report is said in words or folded: title, headline, fallbacks by type, notes that say the same once."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import PurePath
 
 from acc.backend_api import TensorPlan
 from acc.diag import Diagnostic
 from acc.report.data import Report
+
+
+def short_name(model: str) -> str:
+    """A model as a title names it: the last part of a path, a hub id whole."""
+    return PurePath(model).name if model.startswith(("/", ".", "~")) or model.endswith(".gguf") else model
 
 
 def headline(report: Report) -> str:

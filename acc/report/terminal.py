@@ -10,7 +10,7 @@ from acc.cost import Figure
 from acc.quantity import written
 from acc.report import units
 from acc.report.data import Report, Side
-from acc.report.rows import fallback_rows, headline, note_rows
+from acc.report.rows import fallback_rows, headline, note_rows, short_name
 from acc.target import LIMIT_UNITS
 
 _STYLES = {"kept": "bold green", "broken": "bold red", "unknown": "yellow"}
@@ -41,7 +41,7 @@ def summary(report: Report) -> Group:
 
 def _head(report: Report) -> Text:
     target = report.target
-    head = Text.assemble((report.model, "bold"), " for ", (target.name, "bold"), ": ")
+    head = Text.assemble((short_name(report.model), "bold"), " for ", (target.name, "bold"), ": ")
     head.append(headline(report), _STYLES[report.verdict] if report.limits else "")
     engine = report.engine
     by = f"{engine.engine} {engine.version} ({engine.origin})" if engine else f"{target.engine}, not on this machine"
