@@ -56,11 +56,13 @@ def read_ir(path: Path) -> ModelIR:
     Raises:
         AccError: ACC330 if it cannot be read.
     """
-    from acc import text
-
     try:
         content = path.read_text("utf-8")
-        return ModelIR.from_json(json.loads(content)) if path.suffix == ".json" else text.parse(content)
+        if path.suffix == ".json":
+            return ModelIR.from_json(json.loads(content))
+        from acc import text
+
+        return text.parse(content)
     except AccError:
         raise
     except (OSError, ValueError, KeyError, TypeError) as error:
