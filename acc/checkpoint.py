@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from acc.checkpoint_write import CARRIED, write
+from acc.checkpoint_write import CARRIED, GGUF_TOKENIZER, write
 from acc.diag import AccError
 
 if TYPE_CHECKING:
@@ -100,7 +100,10 @@ class Checkpoint:
 
         hint = "copy the tokenizer files of the original model into the folder (tokenizer.json, tokenizer_config.json)"
         if not any((self.folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
-            raise AccError.of("ACC110", str(self.folder), "the folder has no tokenizer, which this step needs.", hint)
+            told = "the folder has no tokenizer, which this step needs."
+            if (self.folder / GGUF_TOKENIZER).is_file():
+                told = "the GGUF's tokenizer is of a kind that acc cannot rebuild, and this step needs it."
+            raise AccError.of("ACC110", str(self.folder), told, hint)
         try:
             return AutoTokenizer.from_pretrained(self.folder, local_files_only=True, trust_remote_code=False)
         except Exception as error:  # Transformers and tokenizers raise anything on a broken tokenizer

@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -103,6 +104,7 @@ def all_or_nothing(folder: Path) -> Iterator[Path]:
     scratch: Path | None = None
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(folder)
         scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
         yield scratch
         scratch.chmod(0o777 & ~_umask())  # mkdtemp makes private folders; this one becomes an ordinary output
@@ -117,6 +119,13 @@ def all_or_nothing(folder: Path) -> Iterator[Path]:
     finally:
         if scratch is not None:
             shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what a killed run left beside `folder` more than a day ago; a younger one may still be at work."""
+    for left in folder.parent.glob(f".{folder.name}.*"):
+        if time.time() - left.stat().st_mtime > 86_400:
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _told(error: OSError, folder: Path) -> AccError:

@@ -32,6 +32,11 @@ class TensorInfo:
     start: int
     bytes: int
 
+    @property
+    def rows(self) -> int:
+        """How many runs of the last dimension it has."""
+        return math.prod(self.shape[:-1])
+
 
 @dataclass(frozen=True)
 class Header:
@@ -55,6 +60,25 @@ class Header:
     def get(self, key: str, default: Any = None) -> Any:
         """The value of `{architecture}.{key}`."""
         return self.metadata.get(f"{self.architecture}.{key}", default)
+
+    def number(self, key: str) -> float | None:
+        """The value of `{architecture}.{key}`, which must be a number; None if it is not there."""
+        value = self.get(key)
+        if value is not None and (not isinstance(value, int | float) or isinstance(value, bool)):
+            raise contradiction(self, f"`{self.architecture}.{key}` is not a number")
+        return value
+
+    def tensor(self, name: str) -> TensorInfo:
+        """A tensor that must be there."""
+        if name not in self.tensors:
+            raise contradiction(self, f"the tensor `{name}` is missing")
+        return self.tensors[name]
+
+
+def contradiction(header: Header, what: str) -> AccError:
+    """The refusal of a well-formed file whose parts do not fit together."""
+    told = f"the GGUF file contradicts itself: {what}."
+    return AccError.of("ACC124", str(header.path), told, "download the file again, or convert the model again")
 
 
 def read_header(path: Path) -> Header:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from acc.checkpoint_write import GGUF_TOKENIZER
-from acc.gguf_header import Header
+from acc.gguf_header import Header, contradiction
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -47,7 +47,11 @@ def write_tokenizer(header: Header, folder: Path) -> None:
     types = {key: header.types[key] for key in kept}
     (folder / GGUF_TOKENIZER).write_text(json.dumps({**kept, "types": types}), "utf-8")
     (folder / "generation_config.json").write_text(json.dumps(_generation(header), indent=2) + "\n", "utf-8")
-    tokenizer = _tokenizer(header)
+    try:
+        tokenizer = _tokenizer(header)
+    except Exception as error:  # a vocabulary that is not one fails anywhere in tokenizers
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        raise contradiction(header, f"its tokenizer cannot be built ({reason})") from error
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
 
