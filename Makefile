@@ -46,14 +46,14 @@ format: $(VENV)/.dev
 	$(bin)/ruff format .
 	$(bin)/ruff check --fix .
 
-# The wheel alone, with nothing heavy beside it: `acc --help` and `acc explain` must not need torch.
+# The wheel alone, with nothing heavy beside it: `acc --help` and `acc ls` must not need torch.
 wheel-check: $(VENV)/.dev
 	rm -rf build/wheel && mkdir -p build/wheel
 	$(bin)/python -m pip wheel -q --no-deps --no-build-isolation -w build/wheel .
 	$(PYTHON) -m venv build/wheel/venv
+	build/wheel/venv/bin/python -m pip install -q --disable-pip-version-check typer rich pydantic platformdirs filelock
 	build/wheel/venv/bin/python -m pip install -q --disable-pip-version-check --no-deps build/wheel/acc-*.whl
-	build/wheel/venv/bin/python -m pip install -q --disable-pip-version-check typer rich pydantic platformdirs
-	cd build/wheel && venv/bin/acc --help
+	cd build/wheel && venv/bin/acc --help && venv/bin/acc ls passes
 
 setup: $(VENV)/.acc
 
