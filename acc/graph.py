@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 TOKENS = 7
 """Length of the traced input; its value reaches no tensor."""
 
+SAME = ("aten.to.", "aten.alias.", "aten.clone.", "aten.contiguous.", "aten.dropout.", "aten.type_as.", "aten.detach.")
+"""Ops that return the values that they read."""
+
 _NO_VALUE = ("_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range")
 
 

@@ -103,6 +103,14 @@ def build(config_json: Json) -> PreTrainedModel:
     return model.eval()
 
 
+def skeleton(config_json: Json) -> PreTrainedModel:
+    """A model whose parameters are on meta and take no memory; its buffers, such as rope frequencies, are real."""
+    from accelerate import init_empty_weights
+
+    with init_empty_weights():
+        return _assemble(config_json)
+
+
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     """The list of the model's decoder layers."""
     from torch import nn
@@ -211,7 +219,8 @@ def _group(layer: nn.Module, calls: list[tuple[str, Any, Any]], attention: set[s
             continue  # a norm or a dropout
         beside = {other for other, r, w in calls if other != name and (w is read or r is returned)}
         groups["attention" if name in attention else "mlp"] |= {name, *beside}
-    return groups
+    shared = groups["attention"] & groups["mlp"]  # the one norm of parallel branches stays
+    return {kind: names - shared for kind, names in groups.items()}
 
 
 def _drop(layer: nn.Module, skipped: str, branches: dict[str, set[str]], index: int) -> None:
@@ -257,13 +266,10 @@ def load(folder: str | Path, dtype: torch.dtype | None = None) -> PreTrainedMode
         dtype: of the weights; float32 if None.
     """
     import torch
-    from accelerate import init_empty_weights
     from transformers import GenerationConfig
 
     folder = Path(folder)
-    config_json = read_config(folder)
-    with init_empty_weights():  # parameters on meta; buffers, such as rope frequencies, are computed
-        model = _assemble(config_json)
+    model = skeleton(read_config(folder))
     with torch.no_grad():
         _fill(model, folder, dtype or torch.float32)
     if (folder / "generation_config.json").is_file():
@@ -338,4 +344,4 @@ def _tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
             raise AccError.of("ACC232", str(folder / name), f"cannot be read: {error}") from error
 
 
-__all__ = ["ModelShape", "build", "config_for", "decoder_layers", "kept_layers", "load", "read_config"]
+__all__ = ["ModelShape", "build", "config_for", "decoder_layers", "kept_layers", "load", "read_config", "skeleton"]

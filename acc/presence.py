@@ -13,13 +13,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from acc.graph import Graph, target_of, token_tables
+from acc.graph import SAME, Graph, target_of, token_tables
 from acc.ir import Dim, Role
 
 if TYPE_CHECKING:
     from torch.fx import Node
 
-_SAME = ("aten.to.", "aten.alias.", "aten.clone.", "aten.contiguous.", "aten.dropout.", "aten.type_as.", "aten.detach.")
 _SCALED = ("aten.mul.Tensor", "aten.div.Tensor", "aten.mul.Scalar")
 _ADD = "aten.add.Tensor"
 
@@ -92,7 +91,7 @@ def _branches(graph: Graph) -> Iterator[Branch]:
         target = target_of(node)
         on_stream = [n for n in inputs if n in current]
         scales = target in _SCALED and not started and _is_scalar(graph, node)
-        if (target.startswith(_SAME) or scales) and node.all_input_nodes[0] in current:
+        if (target.startswith(SAME) or scales) and node.all_input_nodes[0] in current:
             stream.add(node)
             current.add(node)
         elif target == _ADD and len(inputs) == 2 and len(on_stream) == 1:
