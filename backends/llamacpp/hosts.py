@@ -46,8 +46,8 @@ HOSTS: dict[str, Host] = {
     host.arch: host
     for host in (
         Host("llama", rope="norm"),
-        # With attention but no FFN, deci computes the attention and throws it away (m/deci.cpp skips the residual), so a
-        # dropped FFN stays as a narrow one whose down projection is zero. Head sizes are read from layer 0 alone.
+        # With attention but no FFN, deci computes the attention and throws it away (src/models/deci.cpp leaves out the
+        # residual), so a dropped FFN stays, narrow, its down projection zero. Head sizes are read from layer 0 alone.
         Host("deci", rope="norm", per_layer=True, no_attention=True),
         Host("openelm", per_layer=True, fused={"attn_qkv": ("attn_q", "attn_k", "attn_v")}, untied=False),
         Host("qwen2", square=True),
@@ -241,8 +241,10 @@ def _notes(ir: ModelIR, held: ModelIR, host: Host) -> Iterator[Diagnostic]:
     extra = held.parameters() - ir.parameters()
     if extra:
         share = extra / ir.parameters()
-        text = f"`{host.arch}` cannot hold this shape as it is: {extra:,} zero weights ({share:.1%}) pad it, no logit changes"
-        hint = "" if host.per_layer else "uneven layers cost as much as the widest one here; search with `uniform`"
+        text = f"`{host.arch}` cannot hold this shape as it is: {extra:,} zero weights ({share:.1%}) pad it"
+        hint = "no logit changes"
+        if not host.per_layer:
+            hint += ", but every layer costs as much as the widest one; search with `uniform`"
         yield Diagnostic("LC003", ir.family, text, hint, "warning" if share > 0.01 else "note")
     if ir.family == "granite" and host.arch == "deci":
         text = "Granite's multipliers are folded into the weights; the output matrix is stored apart from the embedding"

@@ -12,17 +12,17 @@ from acc.backend_api import LoweringPlan
 from acc.backends.llamacpp.plan import lowering_plan
 from acc.backends.llamacpp.slots import Slot, Values
 from acc.backends.llamacpp.vocab import has_tokenizer
-from acc.backends.llamacpp.writer import Importance, Progress, draft
+from acc.backends.llamacpp.writer import Importance, draft
 from acc.diag import AccError, Diagnostic
 from acc.ir import ModelIR, Tensor
 
 if TYPE_CHECKING:
     import torch
 
+    from acc.passes_api import Context
 
-def lower(
-    ir: ModelIR, weights: Path, quant: str, out: Path, progress: Progress, moments: Path | None = None
-) -> LoweringPlan:
+
+def lower(ir: ModelIR, weights: Path, quant: str, out: Path, ctx: Context, moments: Path | None = None) -> LoweringPlan:
     """Write the GGUF file `out`.
 
     Args:
@@ -44,7 +44,7 @@ def lower(
         return as_float32(checkpoint.read(name))
 
     try:
-        made.write(out, read, importance(ir, made.choice.held, moments), progress)
+        made.write(out, read, importance(ir, made.choice.held, moments), ctx.progress)
     except OSError as error:
         raise AccError.of("LC034", str(out), f"the file cannot be written ({error.strerror or error})") from error
     notes: tuple[Diagnostic, ...] = ()
@@ -92,7 +92,7 @@ def _names(tensor: Tensor) -> tuple[str, ...]:
 
 
 def _fitted(value: Values, tensor: Tensor, ir: ModelIR, held: ModelIR) -> Values | None:
-    """A parent's diagonal cut to the Arch, with the mean in padded places (which hold zeros); None if it fits neither."""
+    """A parent's diagonal cut to the Arch, its mean in padded places (they hold zeros); None if it fits neither."""
     from acc.backends.llamacpp.slots import places
 
     axis = tensor.axes[-1]

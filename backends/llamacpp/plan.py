@@ -26,7 +26,7 @@ def plan(ir: ModelIR, quant: str) -> LoweringPlan:
     The tokenizer is part of the file; it is taken from the parent's folder.
     """
     folder = _parent(ir)
-    notes = ()
+    notes: tuple[Diagnostic, ...] = ()
     if folder is None:
         text = "no tokenizer was found beside the model: the file will hold none, and only token ids can be served"
         notes = (Diagnostic("LC033", ir.family, text, "add tokenizer.json to the model's folder", "warning"),)

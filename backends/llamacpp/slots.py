@@ -1,8 +1,8 @@
-"""The tensors of a GGUF file, each with where its values come from: one list that planning, writing and reading back walk.
+"""The tensors of a GGUF file, each with where its values come from: one list for planning, writing and reading back.
 
 A slot joins the checkpoint's tensors to one tensor of the file. Between the two lie only steps that can be undone:
-zero-padding (of the dims, by their axes), cutting a fused tensor into its segments or joining parts, the row permutation
-of the rotary convention, a folded factor and Gemma's 1 + weight.
+zero-padding (of the dims, by their axes), cutting a fused tensor into its segments or joining parts, the row
+permutation of the rotary convention, a folded factor and Gemma's 1 + weight.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy.typing as npt
 from acc.backends.llamacpp.hosts import FAMILIES, Choice, folds, rope
 from acc.ir import Axis, ModelIR, Tensor, present_tensors
 from acc.model import kept_layers
+from acc.slicing import written_name
 
 Values = npt.NDArray[np.float32]
 Read = Callable[[str], "Values"]
@@ -95,12 +96,6 @@ def slots(ir: ModelIR, choice: Choice) -> list[Slot]:
     return found
 
 
-def stored_name(ir: ModelIR, tensor: Tensor) -> str:
-    """The name of a tensor in a written checkpoint, where layers that are gone are not counted."""
-    layer = _layer(tensor)
-    return tensor.name if layer is None else _renumbered(tensor.name, layer, kept_layers(ir).index(layer))
-
-
 def _plain(ir: ModelIR, choice: Choice) -> Iterator[Slot]:
     """One slot per tensor, or per segment where the host stores apart what the checkpoint fuses."""
     held, host = choice.held, choice.host
@@ -110,7 +105,7 @@ def _plain(ir: ModelIR, choice: Choice) -> Iterator[Slot]:
         layer = _layer(tensor)
         kind, suffix = kinds(tensor)
         rank = None if layer is None else layers.index(layer)
-        stored = stored_name(ir, tensor) if ir.present(tensor) else ""
+        stored = written_name(ir, tensor) if ir.present(tensor) else ""
         split = len(tensor.axes[0]) > 1 and kind in PARTS and not host.packed
         pieces = [(part, index) for index, part in enumerate(PARTS[kind])] if split else [(kind, None)]
         for part, segment in pieces:
@@ -168,10 +163,6 @@ def _kind_names(arch: str, depth: int) -> Callable[[Tensor], tuple[str, str]]:
 
 def _layer(tensor: Tensor) -> int | None:
     return next((int(name.partition(".")[2]) for name in tensor.presence if name.startswith("layer.")), None)
-
-
-def _renumbered(name: str, layer: int, rank: int) -> str:
-    return name.replace(f".{layer}.", f".{rank}.", 1)
 
 
 # Values there and back -----------------------------------------------------------------------------------------------

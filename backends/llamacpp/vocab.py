@@ -1,8 +1,8 @@
 """A tokenizer as GGUF metadata: verbatim where the model came as GGUF, else from `tokenizer.json`.
 
-llama.cpp knows byte-level BPE by the *name* of a pre-tokenizer (`tokenizer.ggml.pre`), so the structure of Transformers'
-pre-tokenizer is looked up in a table of the expressions behind those names. That the choice is right is not believed:
-`verify` compares the engine's tokens with Transformers'.
+llama.cpp knows byte-level BPE by the *name* of a pre-tokenizer (`tokenizer.ggml.pre`), so the structure of the one in
+`tokenizer.json` is looked up in a table of the expressions behind those names. That the choice is right is not
+believed: `verify` compares the engine's tokens with those of Transformers.
 """
 
 from __future__ import annotations
@@ -77,15 +77,15 @@ def has_tokenizer(folder: Path) -> bool:
 def _add_verbatim(writer: gguf.GGUFWriter, entries: Mapping[str, Any], folder: Path, size: int) -> None:
     import gguf
 
-    tokens = entries.get("tokenizer.ggml.tokens", {"value": ()})["value"]
+    tokens = entries.get("tokenizer.ggml.tokens", ())
     if len(tokens) != size:
         raise _wrong_size(folder, len(tokens), size)
-    for key, entry in entries.items():
-        kind, value = gguf.GGUFValueType[entry["type"]], entry["value"]
-        if isinstance(value, list):
-            writer.add_key_value(key, value, gguf.GGUFValueType.ARRAY, sub_type=kind)
-        else:
-            writer.add_key_value(key, value, kind)
+    for key, number in entries["types"].items():
+        kind = gguf.GGUFValueType(number)
+        if not isinstance(entries[key], list):
+            writer.add_key_value(key, entries[key], kind)
+        elif entries[key]:
+            writer.add_key_value(key, entries[key], gguf.GGUFValueType.ARRAY, sub_type=kind)
 
 
 def _add_converted(writer: gguf.GGUFWriter, tokenizer: Mapping[str, Any], folder: Path, size: int) -> None:
@@ -164,7 +164,7 @@ def _tokens(tokenizer: Mapping[str, Any], size: int, folder: Path) -> tuple[list
 
 
 def _scores(model: Mapping[str, Any], tokens: list[str]) -> list[float]:
-    """SentencePiece merges the pair whose union scores best; the rank of the first merge that makes it says the same."""
+    """SentencePiece merges the pair whose union scores best; the rank of its first merge says the same."""
     rank: dict[str, int] = {}
     for index, merge in enumerate(model["merges"]):
         left, right = merge if isinstance(merge, list) else merge.split(" ", 1)

@@ -1,4 +1,4 @@
-"""GGUF files through `gguf.GGUFWriter`: metadata, then tensor by tensor from the checkpoint, so that memory is one tensor.
+"""GGUF files through `gguf.GGUFWriter`: metadata, then tensor by tensor from the checkpoint; memory is one tensor.
 
 The size of a file is known before it is written: the same writer runs with a sink that counts bytes.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -19,6 +20,7 @@ from acc.backends.llamacpp import types, vocab
 from acc.backends.llamacpp.hosts import Choice, choose, rope, window
 from acc.backends.llamacpp.slots import Read, Slot, Values, gather, slots
 from acc.ir import ModelIR
+from acc.passes_api import Progress
 
 if TYPE_CHECKING:
     import gguf
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
 Importance = Callable[[Slot], "Values | None"]
 """Mean square of each input column of a slot, or None where it was not measured."""
-Progress = Callable[[int, int, str], None]
+Pack = Callable[[str, "Values", "Values | None"], "npt.NDArray[Any]"]
 
 
 @dataclass(frozen=True)
@@ -59,16 +61,17 @@ class Draft:
 
     def write(self, out: Path, read: Read, importance: Importance, progress: Progress) -> None:
         """Write the file to `out`, replacing it only when it is whole."""
-        writer = self._writer()
         partial = out.with_name(out.name + ".partial")
+        writer = self._writer()
         try:
             writer.write_header_to_file(partial)
             writer.write_kv_data_to_file()
             writer.write_ti_data_to_file()
-            for index, (slot, plan) in enumerate(zip(self.slots, self.tensors, strict=True)):
-                progress(index, len(self.slots), slot.name)
-                value = gather(slot, self.ir, self.choice.held, read)
-                writer.write_tensor_data(_packed(value, plan.type, importance(slot)))
+            with _packer(self.tensors) as pack:
+                for index, (slot, plan) in enumerate(zip(self.slots, self.tensors, strict=True)):
+                    progress(index, len(self.slots), slot.name)
+                    value = gather(slot, self.ir, self.choice.held, read)
+                    writer.write_tensor_data(pack(plan.type, value, importance(slot)))
             writer.close()
             partial.replace(out)
         finally:
@@ -183,14 +186,22 @@ def _name(config: Any) -> str:
 # Values --------------------------------------------------------------------------------------------------------------
 
 
-def _packed(value: Values, name: str, importance: Values | None) -> npt.NDArray[Any]:
-    if name == "F32":
-        return np.ascontiguousarray(value, np.float32)
-    if name == "F16":
-        return np.ascontiguousarray(value, np.float16)
-    from acc.backends.llamacpp.quantize import quantize_rows
+@contextmanager
+def _packer(tensors: Sequence[TensorPlan]) -> Iterator[Pack]:
+    """A function that packs values into a type; ggml itself does it, in a child process, where a type needs it."""
+    from acc.backends.llamacpp.quantize import Quantizer
 
-    return quantize_rows(name, np.ascontiguousarray(value, np.float32), importance)
+    plain = {"F32": np.float32, "F16": np.float16}
+    quantizes = any(tensor.type not in plain for tensor in tensors)
+    with Quantizer() if quantizes else nullcontext() as quantizer:
+
+        def pack(name: str, value: Values, importance: Values | None) -> npt.NDArray[Any]:
+            if quantizer is None or name in plain:
+                return np.ascontiguousarray(value, plain[name])
+            rows = quantizer.rows(name, np.ascontiguousarray(value, np.float32), importance)
+            return np.frombuffer(rows, np.uint8)
+
+        yield pack
 
 
 class _Counter(io.RawIOBase):
