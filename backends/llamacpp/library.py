@@ -11,8 +11,8 @@ from typing import Any
 
 from acc.backends.llamacpp.layout import Block, Fields, UnknownLayout, context_fields, model_fields
 
-LOG_DEBUG, LOG_CONTINUED = 1, 5
-"""GGML_LOG_LEVEL_DEBUG, and _CONT: the text goes on the line before."""
+LOG_DEBUG, LOG_ERROR, LOG_CONTINUED = 1, 4, 5
+"""GGML_LOG_LEVEL_DEBUG, _ERROR, and _CONT: the text goes on the line before."""
 
 LogCallback = ctypes.CFUNCTYPE(None, c_int, c_char_p, c_void_p)
 
@@ -92,6 +92,7 @@ class Library:
 
     Attributes:
         lines: what the engine has logged so far, one entry per line.
+        errors: those of them that it calls errors.
         model_fields, context_fields: where the parameters lie in this version.
     """
 
@@ -109,6 +110,7 @@ class Library:
         for name, (result, arguments) in _OPTIONAL.items():
             self._bind(name, result, arguments, required=False)
         self.lines: list[str] = []
+        self.errors: list[str] = []
         self._level = 0
         self._callback = LogCallback(self._log)  # kept: the library holds only a bare pointer
         self.llama_log_set(self._callback, None)
@@ -181,6 +183,8 @@ class Library:
             self.lines[-1] += piece.rstrip("\n")
         else:
             self.lines.append(piece.rstrip("\n"))
+        if self._level == LOG_ERROR and piece.strip():
+            self.errors.append(piece.strip())
         sys.stderr.write(piece)
         sys.stderr.flush()
 

@@ -25,7 +25,9 @@ from acc.backends.llamacpp.loaded import Loaded, LoadFailed
 from acc.backends.llamacpp.options import Options
 from acc.backends.llamacpp.quantizer import BadRows, quantize
 
-OUT_OF_MEMORY = re.compile(r"failed to allocate|unable to allocate|out of memory|cannot allocate", re.IGNORECASE)
+OUT_OF_MEMORY = re.compile(
+    r"failed to allocate|unable to allocate|insufficient memory|out of memory|cannot allocate", re.IGNORECASE
+)
 
 
 class Worker:
@@ -35,11 +37,11 @@ class Worker:
         self._lib = library
         self._loaded: Loaded | None = None
         self._at_load: dict[str, Any] = {}
-        self._log_start = 0
+        self._log_start = self._errors_start = 0
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Carry out one request; every expected failure becomes an error answer."""
-        self._log_start = len(self._lib.lines)
+        self._log_start, self._errors_start = len(self._lib.lines), len(self._lib.errors)
         arguments = {key: value for key, value in request.items() if key != "do"}
         method: Callable[..., Any] = getattr(self, f"do_{request['do']}")
         try:
@@ -122,9 +124,8 @@ class Worker:
         return self._loaded
 
     def _failure(self, error: Exception) -> dict[str, str]:
-        lines = [line.strip() for line in self._lib.lines[self._log_start :] if line.strip()]
-        told = [line for line in lines if re.search(r"error|fail|invalid|wrong|unknown|missing|unable", line, re.I)]
-        memory = isinstance(error, MemoryError) or any(OUT_OF_MEMORY.search(line) for line in lines)
+        told = self._lib.errors[self._errors_start :]
+        memory = isinstance(error, MemoryError) or any(OUT_OF_MEMORY.search(line) for line in told)
         return {
             "kind": "memory" if memory else "engine",
             "message": str(error) or "out of memory",
