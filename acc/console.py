@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 EXIT_INTERRUPTED = 130
+WIDE = 160
+"""Columns of tables that nobody looks at in a terminal."""
 _COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
 
 
@@ -36,7 +38,8 @@ def out() -> Console:
     """Data."""
     from rich.console import Console
 
-    return Console(soft_wrap=True)
+    piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    return Console(soft_wrap=True, width=WIDE if piped else None)
 
 
 def say(text: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from acc import machine, registry, targetfiles
 from acc.backend_api import EngineInfo
-from acc.console import table, tell
+from acc.console import tell
 from acc.diag import AccError, Diagnostic
 from acc.quantity import written
 
@@ -35,8 +35,9 @@ class Examination:
         print(
             f"{machine.processor()}, {machine.threads()} threads, {size}; GPUs: {', '.join(machine.gpus()) or 'none'}"
         )
-        columns = ("engine", "found as", "version", "build", "path")
-        table(columns, [(one.engine, one.origin, one.version, one.build, one.path) for one in self.engines])
+        for one in self.engines:
+            print(f"{one.engine} {one.version} ({one.origin}): {one.path}")
+            print(f"    can: {', '.join(one.can)}; built with: {one.build}")
         tell(self.findings)
 
 
