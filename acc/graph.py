@@ -82,13 +82,14 @@ def export(config_json: dict[str, Any]) -> tuple[ExportedProgram, PreTrainedMode
             logits: torch.Tensor = self.model(input_ids=input_ids, use_cache=False).logits
             return logits
 
-    with torch.device("meta"):
-        model = build(config_json)
-        ids = torch.zeros(1, TOKENS, dtype=torch.long)
     try:
-        with warnings.catch_warnings(), torch.no_grad():
+        with torch.device("meta"), warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
+            model = build(config_json)
+            ids = torch.zeros(1, TOKENS, dtype=torch.long)
             program = torch.export.export(Logits(model), (ids,), strict=False)
+    except AccError:
+        raise
     except Exception as error:  # the exporter raises whatever the model's code raises
         raise _does_not_export(str(config_json["model_type"]), error) from error
     return program, model
@@ -209,9 +210,16 @@ def token_tables(graph: Graph) -> list[Node]:
         node
         for node in graph.nodes
         if target_of(node) == "aten.embedding.default"
-        and node.args[1].op == "placeholder"  # type: ignore[union-attr]
-        and node.args[1] not in graph.stored
+        and (source := _source_of_indices(node)).op == "placeholder"
+        and source not in graph.stored
     ]
+
+
+def _source_of_indices(node: Node) -> Node:
+    source = node.all_input_nodes[1]
+    while target_of(source).startswith((*SAME, "aten.view.", "aten.reshape.")):
+        source = source.all_input_nodes[0]
+    return source
 
 
 def _join_vocabulary(graph: Graph) -> None:

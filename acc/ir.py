@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from acc.diag import AccError
+
 Role = Literal["hidden", "ffn", "kv_group", "q_per_kv", "head_dim", "vocab", "layer", "attn", "mlp", "expert", "other"]
 State = Literal["free", "pinned", "const"]
 Segment = tuple[str, ...]
@@ -231,12 +233,23 @@ class ModelIR:
         return len(self.select("layer"))
 
     def model_shape(self) -> ModelShape:
-        """The Arch of a dense decoder in numbers, dropped layers included as zeros."""
+        """The Arch of a dense decoder in numbers, dropped layers included as zeros.
+
+        Raises:
+            AccError: the model is of another kind (experts, state-space layers), so that some numbers do not exist.
+        """
+        roles = ("layer", "attn", "mlp", "kv_group", "q_per_kv", "ffn")
+        needed = {"hidden", "vocab"} | {f"{role}.{index}" for index in range(self.depth()) for role in roles}
+        missing = sorted(needed - self.dims.keys())
+        if missing or not self.depth():
+            what = f"it has no `{missing[0]}`" if missing else "it has no layers"
+            raise AccError.of(
+                "ACC203", self.family, f"is not a dense decoder: {what}", "`acc inspect` shows the dims that it has"
+            )
         layers = tuple(self._layer_shape(index) for index in range(self.depth()))
-        hidden, vocab = self.select("hidden")[0].name, self.select("vocab")[0].name
         return ModelShape(
-            self.size(hidden),
-            self.size(vocab),
+            self.size("hidden"),
+            self.size("vocab"),
             self.head_dim(),
             layers,
             any(tensor.aliases for tensor in self.tensors.values()),

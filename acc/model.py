@@ -150,14 +150,15 @@ def _read_config(config_json: Json) -> PretrainedConfig:
 
     values = {key: value for key, value in config_json.items() if key not in ("model_type", "transformers_version")}
     hidden, head_dim = values.get("hidden_size"), values.get("head_dim")
-    if head_dim:
+    suits = bool(head_dim and "num_attention_heads" in values)
+    if suits:
         values["hidden_size"] = head_dim * values["num_attention_heads"]
     try:
         config = AutoConfig.for_model(config_json["model_type"], **values)
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         reason = str(error).splitlines()[-1].strip()
         raise AccError.of("ACC231", "config.json", f"Transformers refuses the configuration: {reason}") from error
-    if head_dim:
+    if suits:
         config.hidden_size = hidden
     return cast("PretrainedConfig", config)
 

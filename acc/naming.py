@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from acc.axes import Var, variables
+from acc.axes import Var, solved, variables
 from acc.graph import Graph, path_of, target_of, token_tables
 from acc.ir import Dim, Role
 
@@ -93,7 +93,18 @@ def _places(graph: Graph) -> dict[Var, Place]:
     for var in found:
         (layer,) = layers[var] if len(layers[var]) == 1 else (None,)
         found[var] = special.get(var) or (("ffn", layer) if (layer, var) in inner else ("other", layer))
-    return found
+    return found | dict(_head_parts(graph, found))
+
+
+def _head_parts(graph: Graph, places: Mapping[Var, Place]) -> Iterator[tuple[Var, Place]]:
+    """What stands behind heads in a product is the size of a head, also where the model treats its parts apart."""
+    for value in graph.tensors.values():
+        for segment in (segment for axis in value.axes for segment in solved(axis)):
+            behind = False
+            for var in segment:
+                if behind and places[var][0] == "other" and var.pinned:
+                    yield var, ("head_dim", None)
+                behind = behind or places[var][0] in ("kv_group", "q_per_kv")
 
 
 def _global_places(graph: Graph) -> Iterator[tuple[Var, Place]]:

@@ -90,15 +90,16 @@ def _branches(graph: Graph) -> Iterator[Branch]:
         derived.add(node)
         target = target_of(node)
         on_stream = [n for n in inputs if n in current]
-        scales = target in _SCALED and not started and _is_scalar(graph, node)
-        if (target.startswith(SAME) or scales) and node.all_input_nodes[0] in current:
+        before = not started and (
+            (target in _SCALED and _is_scalar(graph, node)) or (target == _ADD and len(inputs) == 1)
+        )  # a scaled table, learned positions
+        if (target.startswith(SAME) or before) and node.all_input_nodes[0] in current:
             stream.add(node)
             current.add(node)
         elif target == _ADD and len(inputs) == 2 and len(on_stream) == 1:
             started = True
             (added,) = (n for n in inputs if n not in current)
-            for term in _terms(added, derived, stream):
-                yield _branch(graph, term, reads, stream)
+            yield from _parallel([_branch(graph, term, reads, stream) for term in _terms(added, derived, stream)])
             current = {node}
             stream.add(node)
 
@@ -117,6 +118,13 @@ def _terms(added: Node, derived: set[Node], stream: set[Node]) -> Iterator[Node]
             yield from _terms(part, derived, stream)
     else:
         yield added
+
+
+def _parallel(branches: list[Branch]) -> Iterator[Branch]:
+    """Parallel branches without what they share, such as the norm that both read."""
+    for branch in branches:
+        others = frozenset[Any]().union(*(other.nodes for other in branches if other is not branch))
+        yield Branch(branch.kind, branch.nodes - others, branch.tensors)
 
 
 def _branch(graph: Graph, term: Node, reads: set[Node], stream: set[Node]) -> Branch:

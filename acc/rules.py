@@ -305,7 +305,8 @@ def slices(call: Call) -> Result:
     length = size(x.axes[place])
     start, stop, step = slice(call.arg(2, "start"), call.arg(3, "end"), call.arg(4, "step", 1)).indices(length)
     if step != 1:
-        return without_rule(call)
+        pin(x.axes[place], call.why("takes every other element"))
+        return x.replace(place, new(len(range(start, stop, step)), pinned=call.why("takes every other element")))
     kept = take(x.axes[place], start, stop, call.why("slices it"))
     return x.replace(place, kept)
 
@@ -327,15 +328,30 @@ def cat(call: Call) -> Result:
     """Values one after the other along one dimension; they agree in all others."""
     values: list[Value] = call.args[0]
     place = call.arg(1, "dim", 0) % len(values[0].axes)
-    for other in values[1:]:
-        for dimension, (mine, its) in enumerate(zip(values[0].axes, other.axes, strict=True)):
-            if dimension != place:
-                unify(mine, its, call.why())
+    _agree(values, call.why(), but=place)
     joined = tuple(segment for value in values for segment in solved(value.axes[place]))
     if any(not segment for segment in joined) and len(joined) > 1:  # a lone index beside others has no name
         pin(joined, call.why("joins single elements"))
         joined = new(size(joined), pinned=call.why("joins single elements"))
     return values[0].replace(place, joined)
+
+
+@rule("aten.stack.default")
+def stack(call: Call) -> Result:
+    """Values side by side along a new dimension."""
+    values: list[Value] = call.args[0]
+    _agree(values, call.why())
+    axes = list(values[0].axes)
+    axes.insert(call.arg(1, "dim", 0) % (len(axes) + 1), new(len(values), pinned=call.why("counts its operands")))
+    return Value(tuple(axes))
+
+
+def _agree(values: Sequence[Value], why: str, *, but: int | None = None) -> None:
+    """The axes of all values are the same, in every dimension but one."""
+    for other in values[1:]:
+        for dimension, (mine, its) in enumerate(zip(values[0].axes, other.axes, strict=True)):
+            if dimension != but:
+                unify(mine, its, why)
 
 
 @rule("getitem")
