@@ -79,16 +79,16 @@ class Checkpoint:
 
     def read(self, name: str) -> torch.Tensor:
         """One tensor, as stored."""
-        tensor: torch.Tensor = self._handle(self.shards[name]).get_tensor(name)
+        tensor: torch.Tensor = self._found(name).get_tensor(name)
         return tensor
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor, from the file's header."""
-        return tuple(self._handle(self.shards[name]).get_slice(name).get_shape())
+        return tuple(self._found(name).get_slice(name).get_shape())
 
     def dtype(self, name: str) -> str:
         """The stored number format of a tensor, such as `BF16`, from the file's header."""
-        return str(self._handle(self.shards[name]).get_slice(name).get_dtype())
+        return str(self._found(name).get_slice(name).get_dtype())
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The model's own tokenizer.
@@ -109,6 +109,15 @@ class Checkpoint:
         except Exception as error:  # Transformers and tokenizers raise anything on a broken tokenizer
             told = f"the tokenizer cannot be loaded ({_line(error)})."
             raise AccError.of("ACC110", str(self.folder), told, hint) from error
+
+    def _found(self, name: str) -> Any:
+        """The opened file that holds a tensor."""
+        file = self.shards[name]
+        handle = self._handle(file)
+        if name not in handle.keys():  # noqa: SIM118 - not a dict
+            told = f"the index says that the file holds `{name}`, and it does not."
+            raise AccError.of("ACC107", str(self.folder / file), told, "download the index and the shards again")
+        return handle
 
     def _handle(self, file: str) -> Any:  # safetensors.safe_open, whose methods have no types
         from safetensors import SafetensorError, safe_open

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,13 +29,14 @@ def check(checkpoint: Checkpoint, cache: Path) -> None:
         AccError: ACC102 to ACC109, ACC112.
     """
     check_config(checkpoint)
-    check_shapes(checkpoint)
+    ties = check_shapes(checkpoint)
     note = cache / "checked" / checkpoint.digest
     if not note.is_file():
         from acc.checkpoint import remember
 
         for name in checkpoint.names():
             check_numbers(checkpoint.folder, name, checkpoint.read(name))
+        _check_ties(checkpoint, ties)
         remember(note, "")
 
 
@@ -114,9 +116,9 @@ def _check_kind(folder: Path, config: PretrainedConfig) -> None:
         )
 
 
-def check_shapes(checkpoint: Checkpoint) -> None:
-    """The weights have the names and shapes that the config makes."""
-    wanted, ignored = _expected(checkpoint)
+def check_shapes(checkpoint: Checkpoint) -> dict[str, str]:
+    """The weights have the names and shapes that the config makes. Returns the tied names, each with its source."""
+    wanted, ignored, ties = _expected(checkpoint)
     folder = checkpoint.folder
     stored = {name: checkpoint.shape(name) for name in checkpoint.names()}
     for name, found in stored.items():
@@ -132,14 +134,24 @@ def check_shapes(checkpoint: Checkpoint) -> None:
     if extra:
         told = f"`{extra[0]}` {list(stored[extra[0]])} has no place in the model"
         raise _contradiction(folder, told, "check num_hidden_layers, the sizes and tie_word_embeddings in config.json")
+    return ties
+
+
+def _check_ties(checkpoint: Checkpoint, ties: Mapping[str, str]) -> None:
+    """Tied tensors that are stored twice are equal, or one of them would silently be lost."""
+    for name, source in ties.items():
+        both = name in checkpoint.shards and source in checkpoint.shards
+        if both and not checkpoint.read(name).equal(checkpoint.read(source)):
+            told = f"`{name}` differs from `{source}`, with which it is said to be tied"
+            raise _contradiction(checkpoint.folder, told, "set tie_word_embeddings to false in config.json")
 
 
 def _contradiction(folder: Path, told: str, hint: str) -> AccError:
     return AccError.of("ACC109", str(folder), f"config.json contradicts the weights: {told}.", hint)
 
 
-def _expected(checkpoint: Checkpoint) -> tuple[dict[str, tuple[int, ...]], list[re.Pattern[str]]]:
-    """The shapes that the model needs, and patterns of names that old checkpoints may hold besides.
+def _expected(checkpoint: Checkpoint) -> tuple[dict[str, tuple[int, ...]], list[re.Pattern[str]], dict[str, str]]:
+    """The shapes that the model needs, patterns of names that old checkpoints may hold besides, and tied names.
 
     A tied tensor is wanted once, under the name that it is stored under.
     """
@@ -165,7 +177,7 @@ def _expected(checkpoint: Checkpoint) -> tuple[dict[str, tuple[int, ...]], list[
     }
     # Rotary frequencies were stored by Transformers before 4.32 and are computed since.
     patterns = [*(model._keys_to_ignore_on_load_unexpected or ()), r"rotary_emb\.inv_freq$"]
-    return wanted, [re.compile(pattern) for pattern in patterns]
+    return wanted, [re.compile(pattern) for pattern in patterns], ties
 
 
 def check_numbers(where: Path, name: str, tensor: torch.Tensor) -> None:

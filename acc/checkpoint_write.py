@@ -137,10 +137,12 @@ def _told(error: OSError, folder: Path) -> AccError:
             f"the disk is full ({free / 2**20:.0f} MiB left); nothing was left behind.",
             "free some space or choose another place (--out, or ACC_CACHE for what acc keeps)",
         )
+    blocked = isinstance(error, FileExistsError | NotADirectoryError)
+    reason = "a file stands where a folder must be" if blocked else error.strerror or error
     return AccError.of(
         "ACC141",
         str(folder),
-        f"the folder cannot be written ({error.strerror or error}).",
+        f"the folder cannot be written ({reason}).",
         "choose another place (--out, or ACC_CACHE for what acc keeps)",
     )
 
