@@ -205,7 +205,7 @@ def test_absurd_counts_are_refused_before_anything_is_allocated(
     assert told in message
 
 
-def tensor_entry(raw: bytes, name: bytes) -> int:
+def tensor_entry(raw: bytes | bytearray, name: bytes) -> int:
     """Where the dimensions of a tensor's entry begin."""
     return raw.index(struct.pack("<Q", len(name)) + name) + 8 + len(name)
 
