@@ -61,17 +61,24 @@ class Draft:
 
     def write(self, out: Path, read: Read, importance: Importance, progress: Progress) -> None:
         """Write the file to `out`, replacing it only when it is whole."""
-        partial = out.with_name(out.name + ".partial")
+        with _packer(self.tensors) as pack:
+
+            def packed(index: int, slot: Slot, plan: TensorPlan) -> npt.NDArray[Any]:
+                progress(index, len(self.slots), slot.name)
+                return pack(plan.type, gather(slot, self.ir, self.choice.held, read), importance(slot))
+
+            self.write_packed(out, packed)
+
+    def write_packed(self, out: Path, packed: Callable[[int, Slot, TensorPlan], npt.NDArray[Any]]) -> None:
+        """Write the file with the tensor data that `packed` gives for each slot, by its number, as stored."""
         writer = self._writer()
+        partial = out.with_name(out.name + ".partial")
         try:
             writer.write_header_to_file(partial)
             writer.write_kv_data_to_file()
             writer.write_ti_data_to_file()
-            with _packer(self.tensors) as pack:
-                for index, (slot, plan) in enumerate(zip(self.slots, self.tensors, strict=True)):
-                    progress(index, len(self.slots), slot.name)
-                    value = gather(slot, self.ir, self.choice.held, read)
-                    writer.write_tensor_data(pack(plan.type, value, importance(slot)))
+            for index, (slot, plan) in enumerate(zip(self.slots, self.tensors, strict=True)):
+                writer.write_tensor_data(packed(index, slot, plan))
             writer.close()
             partial.replace(out)
         finally:

@@ -39,7 +39,7 @@ class Verify(Pass):
     length: int = 256
 
     def run(self, ir: ModelIR, ctx: Context) -> PassResult:
-        """Raises AccError: ACC352 if the F16 file differs, ACC353 if the final one does, ACC354 if the tokenizer does."""
+        """Raises AccError: ACC352 for the F16 file, ACC353 for the final one, ACC354 for the tokenizer."""
         from acc.checkpoint import Checkpoint
 
         if ctx.backend is None or ctx.target is None:
