@@ -111,12 +111,15 @@ def unify(a: Axis, b: Axis, why: str) -> None:
     a, b = solved(a), solved(b)
     if a == b:
         return
-    if size(a) != size(b) or not (_cut_at(a, _ends(b)) and _cut_at(b, _ends(a))):
-        pin(a, why)
-        pin(b, why)
+    pinned = next((var.pinned for axis in (a, b) for var in variables(axis) if var.pinned), "")
+    if _ends(a) != _ends(b) and pinned:  # to cut the one like the other would only make more pinned parts
+        why = pinned
+    elif size(a) == size(b) and _cut_at(a, _ends(b)) and _cut_at(b, _ends(a)):
+        for left, right in zip(solved(a), solved(b), strict=True):
+            _unify_products(left, right, why)
         return
-    for left, right in zip(solved(a), solved(b), strict=True):
-        _unify_products(left, right, why)
+    pin(a, why)
+    pin(b, why)
 
 
 def _unify_products(a: Segment, b: Segment, why: str) -> None:
