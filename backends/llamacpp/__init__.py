@@ -33,11 +33,11 @@ class LlamaCpp(Backend):
 
         return usable({})[0]
 
-    def engine(self, target: Target) -> EngineInfo:
-        """The installation that this target's options name, or the preferred one here."""
-        from acc.backends.llamacpp.discover import choose
+    def engine(self, target: Target) -> EngineInfo | None:
+        """The installation that this target's options name, or the preferred one here; None if there is none."""
+        from acc.backends.llamacpp.discover import preferred
 
-        return choose(target.engine_options)
+        return preferred(target.engine_options)
 
     def serve(self, artifact: Path, target: Target) -> tuple[str, ...]:
         """Commands that serve a GGUF file in this engine."""

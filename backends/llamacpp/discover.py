@@ -134,18 +134,28 @@ def usable(options: Mapping[str, Any]) -> tuple[list[EngineInfo], list[Diagnosti
     return engines, troubles
 
 
-def choose(options: Mapping[str, Any]) -> EngineInfo:
-    """The engine to use: the first that loads. A folder that the user names is used or refused, never passed over.
+def preferred(options: Mapping[str, Any]) -> EngineInfo | None:
+    """The engine to use: the first that loads, or None. A folder that the user names is used or refused, never skipped.
 
     Raises:
-        AccError: LC050 if there is none; LC051, LC052 if the one that is named does not load.
+        AccError: LC050, LC051 or LC052 if the folder that is named holds no usable engine.
     """
     found = places(options)
     if found and found[0].origin == "folder":
         return probe(found[0])
-    engines, troubles = usable(options)
-    if engines:
-        return engines[0]
+    return next(iter(usable(options)[0]), None)
+
+
+def choose(options: Mapping[str, Any]) -> EngineInfo:
+    """The engine to use, as `preferred` says.
+
+    Raises:
+        AccError: LC050 if there is none, after what is wrong with those that were found.
+    """
+    engine = preferred(options)
+    if engine is not None:
+        return engine
+    troubles = usable(options)[1]
     raise AccError(*troubles, Diagnostic("LC050", "llamacpp", "there is no usable llama.cpp here", INSTALL_HINT))
 
 

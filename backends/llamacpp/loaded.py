@@ -127,12 +127,19 @@ class Loaded:
             self._lib.ggml_threadpool_free(self._pool)
 
     def _prefill(self, prompts: Sequence[Sequence[int]]) -> list[int]:
-        """Decode prompts of one length, one after the other as a server does; the most likely next token of each."""
+        """Decode prompts of one length; the most likely next token of each.
+
+        As llama.cpp's server does, a call takes as many tokens of as many prompts as fit.
+        """
+        length = len(prompts[0])
+        together = max(1, self._batch // length)
         following: list[int] = []
-        for sequence, prompt in enumerate(prompts):
-            for start in range(0, len(prompt), self._batch):
-                logits = self._decode([prompt[start : start + self._batch]], start, first_sequence=sequence)
-            following.append(int(logits[-1].argmax()))
+        for first in range(0, len(prompts), together):
+            group = prompts[first : first + together]
+            for start in range(0, length, self._batch):
+                chunks = [prompt[start : start + self._batch] for prompt in group]
+                logits = self._decode(chunks, start, first_sequence=first)
+            following += [int(token) for token in logits.argmax(axis=1)]
         return following
 
     def _step(self, last: Sequence[int], position: int) -> list[int]:

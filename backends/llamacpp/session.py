@@ -68,7 +68,7 @@ class LlamaSession(Session):
 
         Returns:
             TTFT: seconds from handing over the prompts until the first token of every request is chosen; the prompts
-            are decoded one after another in calls of `n_batch` tokens.
+            are decoded in calls of at most `n_batch` tokens, several prompts in one call where they fit.
             TPOT: median seconds of the `workload.output - 1` decodes that follow, each one token of every request at
             the depth that it has then, with choosing the next token.
         """
