@@ -159,6 +159,10 @@ def _expected(checkpoint: Checkpoint) -> tuple[dict[str, tuple[int, ...]], list[
 
     from acc.model import build
 
+    layers = getattr(checkpoint.config, "num_hidden_layers", 1)
+    if layers > len(checkpoint.shards):  # before a model of that depth is built
+        told = f"num_hidden_layers is {layers}, with {len(checkpoint.shards)} tensors"
+        raise _contradiction(checkpoint.folder, told, "one of the two is from another model: download both again")
     try:
         with torch.device("meta"):
             model = build(checkpoint.config_json)

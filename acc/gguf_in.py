@@ -96,8 +96,11 @@ def _places(header: Header, config: Mapping[str, Any], embedding: TensorInfo) ->
 
     from acc.model import build
 
-    with torch.device("meta"):
-        model = build(config)
+    try:
+        with torch.device("meta"):
+            model = build(config)
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise contradiction(header, f"Transformers cannot build a model of its sizes ({error})") from error
     tied = config["tie_word_embeddings"]
     arch = next(key for key, value in MODEL_ARCH_NAMES.items() if value == header.architecture)
     names = get_tensor_name_map(arch, config["num_hidden_layers"])

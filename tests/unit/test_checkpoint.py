@@ -187,6 +187,7 @@ def test_broken_weights(value: float, told: str, dtype: torch.dtype, folder: Pat
     [
         ({"intermediate_size": 128}, "`model.layers.0.mlp.down_proj.weight` should be [64, 128] and is [64, 96]."),
         ({"num_hidden_layers": 5}, "`model.layers.4.self_attn.q_proj.weight` [64, 64] and 8 more are not there."),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, with 39 tensors."),
         ({"num_hidden_layers": 3}, "`model.layers.3.input_layernorm.weight` [64] has no place in the model."),
         (
             {"tie_word_embeddings": True},

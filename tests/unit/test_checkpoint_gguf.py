@@ -244,6 +244,7 @@ def test_a_truncated_file(tiny_model: TinyModel, tmp_path: Path) -> None:
         ({"block_count": 1 << 31}, "ACC124: the GGUF file contradicts itself: it states 2147483648 layers"),
         ({"block_count": "four"}, "ACC124: the GGUF file contradicts itself: `llama.block_count` is not a number."),
         ({"attention.head_count": 0}, "it states 0 heads and hidden size 64."),
+        ({"attention.head_count_kv": 0}, "Transformers cannot build a model of its sizes ("),
         ({"context_length": None}, "`llama.context_length` is missing."),
         ({"feed_forward_length": [96, 96, 64, 96]}, "ACC123: `llama.feed_forward_length` differs from layer to layer"),
         (
