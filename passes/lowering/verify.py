@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +55,7 @@ class Verify(Pass):
             facts |= check.quantized(ctx.path(ir.artifacts["gguf"]))
         if len(facts) == 1:
             raise AccError.of("ACC320", "verify", "there is no file to verify", "run lower-gguf or quantize before it")
-        return PassResult(ir, facts)
+        return PassResult(ir, facts | {"parity": _records(facts)})
 
     def _tokens(self, ir: ModelIR, weights: Checkpoint, seed: int) -> torch.Tensor:
         """Held-out text; random tokens for a model without a tokenizer. int64 [samples, length]."""
@@ -136,6 +137,19 @@ class _Check:
         if not found.mean <= limit:  # NaN fails too
             told = f"its logits differ from {reference}: mean KL {found.mean:.2e} nats per token, at most {limit:.0e}"
             raise AccError.of(code, artifact.name, told, _HINT)
+
+
+def _records(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The facts as the report shows them: one record per file (`acc.report.data.Parity`)."""
+    found: list[dict[str, Any]] = []
+    if "kl_nats" in facts:
+        greedy_tokens = {"greedy_match": facts["greedy_match"], "greedy_tokens": GREEDY_TOKENS}
+        found.append({"artifact": "F16 file", "reference": "float32", "kl_nats": facts["kl_nats"], **greedy_tokens})
+        found[-1]["kl_limit_nats"] = F16_KL
+    if "quantized_kl_nats" in facts:
+        found.append({"artifact": "final file", "reference": "float32, with the weights that the file stores"})
+        found[-1] |= {"kl_nats": facts["quantized_kl_nats"], "kl_limit_nats": QUANTIZED_KL}
+    return [{**record, "tokens": facts["tokens"]} for record in found]
 
 
 _HINT = "no bundle is made of it; please report the model's family and shape"
