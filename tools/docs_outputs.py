@@ -60,7 +60,7 @@ def run(name: str, folder: Path) -> int:
     day = datetime.now(UTC).strftime("%Y-%m-%d")
     machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
     foot = f"# exit code {ran.returncode}; {day}, {machine}"
-    lines = [line.rstrip() for line in told.strip().splitlines()]
+    lines = [line.rstrip() for line in told.strip("\n").splitlines()]
     RESULTS.mkdir(parents=True, exist_ok=True)
     (RESULTS / f"{name}.txt").write_text("\n".join([f"$ {command}", *lines, "", foot]) + "\n", "utf-8")
     print(f"{name}: exit code {ran.returncode}, {len(lines)} lines")
@@ -71,6 +71,8 @@ def refreshed(page: str) -> str:
     """A page with every result block as the results are now."""
 
     def block(match: re.Match[str]) -> str:
+        if not (RESULTS / match["file"]).exists():
+            return match[0]
         lines = (RESULTS / match["file"]).read_text("utf-8").splitlines()
         if match["first"]:
             lines = lines[int(match["first"]) - 1 : int(match["last"])]
