@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from collections.abc import Callable, Sequence
 from ctypes import POINTER, c_bool, c_char_p, c_float, c_int, c_int8, c_int32, c_int64, c_size_t, c_uint32, c_void_p
@@ -82,9 +83,22 @@ _OPTIONAL: dict[str, tuple[Any, list[Any]]] = {
     "ggml_backend_dev_name": (c_char_p, [c_void_p]),
     "ggml_backend_dev_description": (c_char_p, [c_void_p]),
     "ggml_threadpool_params_default": (Block, [c_int]),
+    "ggml_backend_dev_by_type": (c_void_p, [c_int]),
+    "ggml_backend_dev_backend_reg": (c_void_p, [c_void_p]),
+    "ggml_backend_reg_get_proc_address": (c_void_p, [c_void_p, c_char_p]),
+}
+
+_OF_THE_CPU: dict[str, tuple[Any, list[Any]]] = {
     "ggml_threadpool_new": (c_void_p, [POINTER(Block)]),
     "ggml_threadpool_free": (None, [c_void_p]),
 }
+"""Functions of the CPU part, which may be a library of its own that is loaded later: asked for through its registry."""
+
+_PARTS = ("ggml-base", *(f"ggml-{part}" for part in ("cpu", "blas", "cuda", "hip", "metal", "vulkan", "sycl")), "ggml")
+"""The libraries that libllama may be linked to, each after those that it needs."""
+
+_DEVICE_CPU = 0
+"""GGML_BACKEND_DEVICE_TYPE_CPU."""
 
 
 class Library:
@@ -117,6 +131,7 @@ class Library:
         self.llama_backend_init()
         if self.ggml_backend_dev_count() == 0 and self.has("ggml_backend_load_all_from_path"):
             self.ggml_backend_load_all_from_path(str(path.parent).encode())  # built with loadable CPU variants
+        self._bind_cpu()
         self.model_fields: Fields = model_fields(self.llama_model_default_params())
         self.context_fields: Fields = context_fields(self.llama_context_default_params())
         self._check_batch()
@@ -173,6 +188,16 @@ class Library:
         function.restype, function.argtypes = result, arguments
         self.__dict__[name] = function
 
+    def _bind_cpu(self) -> None:
+        if not self.has("ggml_backend_reg_get_proc_address"):
+            return
+        device = self.ggml_backend_dev_by_type(_DEVICE_CPU)
+        registry = self.ggml_backend_dev_backend_reg(device) if device else None
+        for name, (result, arguments) in _OF_THE_CPU.items():
+            address = self.ggml_backend_reg_get_proc_address(registry, name.encode()) if registry else None
+            if address:
+                self.__dict__[name] = ctypes.CFUNCTYPE(result, *arguments)(address)
+
     def _log(self, level: int, text: bytes, _: int | None) -> None:
         if level != LOG_CONTINUED:
             self._level = level
@@ -197,16 +222,20 @@ class Library:
 
 
 def _load(path: Path) -> list[ctypes.CDLL]:
-    """The library, and the ggml libraries beside it: first where it does not find them itself (no rpath)."""
-    siblings = [p for stem in ("ggml-base", "ggml-cpu", "ggml") for p in _named(path.parent, stem)]
+    """The library, and the ggml libraries beside it where they are not reached through it.
+
+    Windows looks a function up in one library only, and a folder that was copied may have lost its rpath.
+    """
+    siblings = [p for stem in _PARTS for p in _named(path.parent, stem)]
     try:
         main = ctypes.CDLL(str(path))
     except OSError:
         if not siblings:
             raise
-        loaded = [ctypes.CDLL(str(sibling), mode=ctypes.RTLD_GLOBAL) for sibling in siblings]
-        return [ctypes.CDLL(str(path)), *loaded]
-    return [main, *(ctypes.CDLL(str(sibling)) for sibling in siblings)]
+    else:
+        return [main, *(ctypes.CDLL(str(sibling)) for sibling in siblings if os.name == "nt")]
+    loaded = [ctypes.CDLL(str(sibling), mode=ctypes.RTLD_GLOBAL) for sibling in siblings]
+    return [ctypes.CDLL(str(path)), *loaded]
 
 
 def _named(folder: Path, stem: str) -> list[Path]:
