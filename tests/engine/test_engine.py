@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -169,3 +172,12 @@ def test_the_backend_opens_and_tells_which_engine_it_used() -> None:
     assert engines, "no llama.cpp here: `make setup` installs the prebuilt one"
     assert dataclasses.astuple(engines[0])[0] == "llamacpp"
     assert os.path.exists(engines[0].path)
+
+
+def test_the_commands_that_serve_a_file_are_those_that_were_measured(smollm2: Path) -> None:
+    target = cpu_target(Workload("chat", 100, 28, batch=2), flash_attn="on")
+    server, wheel = LlamaCpp().serve(smollm2, target)
+    assert server == f"llama-server -m {smollm2} -c 256 -np 2 -t 1 -b 2048 -ub 512 -fa on"
+    command = [sys.executable, *shlex.split(wheel)[1:]]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
+    assert "http://127.0.0.1:" in done.stdout, done.stderr[-2000:]

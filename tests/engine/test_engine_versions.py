@@ -69,6 +69,16 @@ def test_the_oldest_version_at_hand_gives_the_same_tokens(model: tuple[Path, np.
         assert json.loads(done.stdout.splitlines()[-1]) == session.generate(TOKENS, 8)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="ELF")
+def test_a_folder_that_lost_its_rpath_still_works(model: tuple[Path, np.ndarray], tmp_path: Path) -> None:
+    if "llama_cpp" not in folders():
+        pytest.skip("no folder of shared libraries here (pip install llama-cpp-python)")
+    for file in (folders()["llama_cpp"] / "lib").glob("*.so*"):
+        (tmp_path / file.name).write_bytes(file.read_bytes().replace(b"$ORIGIN\0", b"/nowher\0"))
+    with open_session(model[0], cpu_target(path=str(tmp_path)), context=64) as session:
+        assert len(session.generate(TOKENS, 4)) == 4
+
+
 def test_llama_bench_agrees_with_the_session(model: tuple[Path, np.ndarray], tmp_path: Path) -> None:
     bench = in_folder(built_folder(), "built").bench if "built" in folders() else None
     if bench is None:
