@@ -37,7 +37,7 @@ def refit(weight: torch.Tensor, moments: torch.Tensor, keep: Sequence[int], frac
 
 
 def solve(prior: torch.Tensor, inner: torch.Tensor, cross: torch.Tensor, fraction: float) -> torch.Tensor:
-    """The V [out, in] that minimises E‖V x − y‖² + ridge ‖V − prior‖²; `inner` is E x xᵀ, `cross` is E y xᵀ [out, in]."""
+    """The V [out, in] that minimises E‖V x − y‖² + ridge ‖V − prior‖², given `inner` E x xᵀ and `cross` E y xᵀ."""
     factor = torch.linalg.cholesky(damped(inner, fraction))
     gap = cross - prior @ inner
     return prior + torch.cholesky_solve(gap.T, factor).T

@@ -9,7 +9,7 @@ activations of one layer at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,10 @@ class _Call:
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+
+
+class _Reached(Exception):
+    """What was wanted of a layer is there."""
 
 
 class Stream:
@@ -66,6 +70,25 @@ class Stream:
         out = self.layers[index](hidden, *call.args, **call.kwargs)
         after: torch.Tensor = out[0] if isinstance(out, tuple) else out
         return after
+
+    def layer_until(
+        self, index: int, hidden: torch.Tensor, module: nn.Module, whole: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The input [rows, in] of a module inside a layer, and what `layer` returns.
+
+        Unless `whole`, nothing after that input is computed, and the input hidden states are returned.
+        """
+        found: list[torch.Tensor] = []
+
+        def see(_: str, x: torch.Tensor) -> None:
+            found.append(x)
+            if not whole:
+                raise _Reached
+
+        with watch_inputs({"": module}, see):
+            with suppress(_Reached):
+                hidden = self.layer(index, hidden)
+        return found[0], hidden
 
     def run(self, hidden: torch.Tensor, start: int = 0, stop: int | None = None) -> torch.Tensor:
         """Hidden states after the layers from `start` up to, not including, `stop` (all of them if None)."""

@@ -115,7 +115,9 @@ class _Watch:
             self.means.add(f"full/{name}", x.T @ x, len(x))
 
     def norm_input(self, name: str, x: torch.Tensor) -> None:
-        self.means.add(f"norm/{name}", (x.square() / x.square().mean(-1, keepdim=True)).sum(0), len(x))
+        square = x.square()
+        mean = square.mean(-1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)  # an unused token may embed as zeros
+        self.means.add(f"norm/{name}", (square / mean).sum(0), len(x))
 
     def norm_output(self, name: str, x: torch.Tensor) -> None:
         self.means.add(f"norm_absmean/{name}", x.abs().sum(0), len(x))

@@ -1,21 +1,33 @@
-"""`refit`: least squares on the kept columns of the projections that consume a cut dim."""
+"""`refit`: the matrices that consume what was cut, refitted by sequential least squares on the calibration text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import torch
 
 from acc.checkpoint import Checkpoint
-from acc.ir import ModelIR, Tensor, present_tensors
-from acc.passes import least_squares as ls
+from acc.ir import Arch, ModelIR, present_tensors
+from acc.passes.masked import Masked
 from acc.passes.moments import Moments
-from acc.passes.structure import consumers
+from acc.passes.sequential import Outcome, Sequential
+from acc.passes.streaming import batches
 from acc.passes_api import Context, Pass, PassResult
 
 
 class Refit(Pass):
-    """Closed form, one shot: W H[:, K] (H[K, K] + ridge)⁻¹."""
+    """Closed-form least squares, layer by layer, with inputs from the cut prefix (`acc.passes.sequential`).
+
+    A matrix keeps its plain cut where that is better on other tokens than any refit.
+
+    Options:
+        tokens: for the fit; a quarter as many others choose the ridge.
+        length: tokens per sample.
+        gamma: share of the error accumulated in the layers before that the targets make up for.
+        data: text, JSONL or Parquet files; the corpus inside the package if empty.
+        batch: samples that run together.
+    """
 
     name = "refit"
     kind = "transform"
@@ -23,30 +35,73 @@ class Refit(Pass):
     gives = ("weights",)
     reads = ()
 
-    ridge: float = 0.05
+    tokens: int = 16384
+    length: int = 512
+    gamma: float = 0.5
+    data: tuple[str, ...] = ()
+    batch: int = 4
 
     def run(self, ir: ModelIR, ctx: Context) -> PassResult:
-        from acc import checkpoint, model
-        from acc.slicing import written_name
+        from acc import checkpoint, corpus, model
 
-        moments = Moments.read(ctx.path(ir.artifacts["moments"]))
         parent, weights = ctx.path(ir.artifacts["parent"]), ctx.path(ir.artifacts["weights"])
-        dims = [*ir.select("ffn"), *ir.select("kv_group")]
-        consuming = {one.tensor.name for dim in dims for one in consumers(ir, dim.name)}
+        tokenizer, sources = Checkpoint.at(parent).tokenizer(), [Path(path) for path in self.data]
+        count = max(4, self.tokens // self.length)
+        fit = corpus.samples(tokenizer, count=count, length=self.length, sources=sources, seed=ctx.seed)
+        check = corpus.samples(
+            tokenizer, count=count // 4, length=self.length, sources=sources, seed=ctx.seed, part="scoring"
+        )
+        masked = Masked(ir.with_arch(Arch()), model.load(parent, dtype=torch.float32))
+        moments = Moments.read(ctx.path(ir.artifacts["moments"]))
+        outcome = refitted(ir, masked, moments, fit, check, ctx, gamma=self.gamma, batch=self.batch)
+        tensors = written(ir, Checkpoint.at(weights), outcome.values)
+        checkpoint.write(ctx.scratch / "weights", model.config_for(ir), tensors, like=weights)
+        facts = {"tokens": fit.numel(), "check_tokens": check.numel(), **told(ir, outcome)}
+        return PassResult(ir.with_artifacts(weights=ctx.artifact("weights")), facts)
 
-        def tensors() -> Iterator[tuple[str, torch.Tensor]]:
-            found = list(present_tensors(ir))
-            for number, tensor in enumerate(found):
-                ctx.progress(number, len(found), tensor.name)
-                name = written_name(ir, tensor)
-                value = Checkpoint.at(weights).read(name)
-                if tensor.name in consuming and ir.axis_size(tensor.axes[1]) < len(moments[f"full/{tensor.name}"]):
-                    value = self.refitted(ir, tensor, Checkpoint.at(parent).read(tensor.name), moments).to(value.dtype)
-                yield name, value
 
-        checkpoint.write(ctx.scratch / "weights", model.config_for(ir), tensors(), like=weights)
-        return PassResult(ir.with_artifacts(weights=ctx.artifact("weights")), {"tokens": moments.tokens})
+def refitted(
+    ir: ModelIR,
+    masked: Masked,
+    moments: Moments,
+    fit: torch.Tensor,
+    check: torch.Tensor,
+    ctx: Context,
+    *,
+    gamma: float,
+    batch: int,
+) -> Outcome:
+    """The sequential refit of the Arch of `ir` on samples [count, length]."""
+    plain = masked.cut(ir, moments)
+    return Sequential(masked, ir, plain, batches(fit, batch), batches(check, batch), gamma).run(ctx.progress)
 
-    def refitted(self, ir: ModelIR, tensor: Tensor, value: torch.Tensor, moments: Moments) -> torch.Tensor:
-        rows, columns = (ir.axis_indices(axis) for axis in tensor.axes)
-        return ls.refit(value.float(), moments[f"full/{tensor.name}"], columns, self.ridge)[rows]
+
+def written(
+    ir: ModelIR, weights: Checkpoint, refitted: Mapping[str, torch.Tensor]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of the cut model under their written names, the refitted ones in place of the plain cuts."""
+    from acc.slicing import written_name
+
+    for tensor in present_tensors(ir):
+        name = written_name(ir, tensor)
+        value = weights.read(name)
+        if tensor.name in refitted:
+            rows, columns = (torch.tensor(ir.axis_indices(axis)) for axis in tensor.axes)
+            value = refitted[tensor.name][rows][:, columns].to(value.dtype)
+        yield name, value
+
+
+def told(ir: ModelIR, outcome: Outcome) -> dict[str, object]:
+    """Facts: how many matrices were refitted with which ridge, which kept the plain cut, how many lack tokens."""
+    plain = [name for name, ridge in outcome.ridges.items() if ridge is None]
+    ridges: dict[str, int] = {}
+    for ridge in outcome.ridges.values():
+        if ridge is not None:
+            ridges[f"{ridge:g}"] = ridges.get(f"{ridge:g}", 0) + 1
+    columns = [ir.axis_size(ir.tensors[name].axes[1]) for name in outcome.ridges]
+    return {
+        "matrices": len(outcome.ridges),
+        "kept_plain": plain,
+        "matrices_by_ridge": ridges,
+        "most_columns": max(columns, default=0),
+    }
