@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Acc
+from command import Acc
 
 
 def test_help_is_fast_and_lists_every_command(acc: Acc) -> None:
@@ -21,7 +21,20 @@ def test_help_is_fast_and_lists_every_command(acc: Acc) -> None:
         out, err = acc("--help")
         times.append(time.perf_counter() - start)
     assert min(times) < 0.5
-    for command in "compile opt inspect check profile bench run ls explain gc doctor engine".split():
+    for command in [
+        "compile",
+        "opt",
+        "inspect",
+        "check",
+        "profile",
+        "bench",
+        "run",
+        "ls",
+        "explain",
+        "gc",
+        "doctor",
+        "engine",
+    ]:
         assert f" {command} " in out
     assert err == ""
 

@@ -1,8 +1,0 @@
-"""Let these tests use the tiny configurations of tests/ir."""
-
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "ir"))
