@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ class Quality(Pass):
         tokens: how many, in whole samples.
         length: tokens per sample.
         data: text, JSONL or Parquet files; the corpus inside the package if empty.
+        batch: samples that run together.
     """
 
     name = "quality"
@@ -31,6 +31,7 @@ class Quality(Pass):
     tokens: int = 8192
     length: int = 512
     data: tuple[str, ...] = ()
+    batch: int = 2
 
     def run(self, ir: ModelIR, ctx: Context) -> PassResult:
         """Nothing is compared where the vocabularies differ: a token then is not the same text."""
@@ -62,31 +63,17 @@ class Quality(Pass):
         self, form: str, parent: Path, child: Path, samples: torch.Tensor, ctx: Context, *, parent_too: bool = False
     ) -> list[dict[str, Any]]:
         """Rows of the report (`acc.report.data.Quality`) for one form of the child."""
-        loss, own_loss, kl_nats = self._compare(parent, child, samples, ctx, f"child in {form}")
-        told = {"tokens": samples.numel(), "text": "held-out text" + ("" if self.data else " of the default corpus")}
-        rows = [{"what": f"child, {form}", "model": "child", "perplexity": math.exp(own_loss), "kl_nats": kl_nats}]
-        if parent_too:
-            rows.insert(
-                0, {"what": f"parent, {form}", "model": "parent", "perplexity": math.exp(loss), "kl_nats": None}
-            )
-        return [{**row, **told} for row in rows]
-
-    def _compare(
-        self, parent: Path, child: Path, samples: torch.Tensor, ctx: Context, what: str
-    ) -> tuple[float, float, float]:
-        """Mean loss of the parent, of the child, and mean KL(parent || child), nats per token, a sample at a time."""
         import torch
 
         from acc import model
-        from acc.passes.lowering.parity import kl
+        from acc.passes.quality import compare
+        from acc.passes.streaming import batches
 
         models = [model.load(folder, dtype=torch.float32) for folder in (parent, child)]
-        sums = torch.zeros(3, dtype=torch.float64)
-        for index, sample in enumerate(samples):
-            ctx.progress(index, len(samples), what)
-            with torch.inference_mode():
-                logits = [one(sample[None], use_cache=False).logits[0, :-1] for one in models]
-            losses = [torch.nn.functional.cross_entropy(one, sample[1:]) for one in logits]
-            sums += torch.stack([*losses, kl(*logits).mean()]).double()
-        loss, own_loss, kl_nats = (sums / len(samples)).tolist()
-        return loss, own_loss, kl_nats
+        found = compare(models[0], models[1], batches(samples, self.batch), ctx.progress)
+        told = {"tokens": found.tokens, "text": "held-out text" + ("" if self.data else " of the default corpus")}
+        before, after = found.perplexity
+        rows = [{"what": f"child, {form}", "model": "child", "perplexity": after, "kl_nats": found.kl_nats}]
+        if parent_too:
+            rows.insert(0, {"what": f"parent, {form}", "model": "parent", "perplexity": before, "kl_nats": None})
+        return [{**row, **told} for row in rows]
