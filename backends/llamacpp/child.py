@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,8 @@ from acc.diag import AccError
 
 START_SECONDS = 120.0
 LOG_TAIL = 6
+SHARED_BYTES = 2 << 30
+"""Room that shared memory must have to be used: containers often have 64 MiB of it, less than one pass's logits."""
 
 
 class Child:
@@ -48,6 +51,7 @@ class Child:
                 encoding="utf-8",
             )
         self._answers: queue.Queue[str | None] = queue.Queue()
+        self._fault: AccError | None = None
         threading.Thread(target=_pump, args=(self.process, self._answers), daemon=True).start()
         # A session that is never closed still takes its process and files along.
         self._finalizer = weakref.finalize(self, _end, self.process, self._scratch)
@@ -60,11 +64,13 @@ class Child:
             AccError: whatever went wrong there: refused, out of memory (LC054), crashed (LC052), too slow (LC053).
         """
         assert self.process.stdin is not None
+        if self._fault is not None:
+            raise self._fault  # it has ended, and this is why
         try:
             self.process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
             self.process.stdin.flush()
         except (OSError, ValueError):  # the pipe is broken or closed: the process has ended
-            raise self._ended(do) from None
+            raise self._over(self._ended(do)) from None
         return self._read(do, self.timeout if timeout is None else timeout)
 
     def close(self) -> None:
@@ -82,18 +88,23 @@ class Child:
             line = self._answers.get(timeout=timeout)
         except queue.Empty:
             self.process.kill()
-            raise AccError.of(
-                "LC053",
-                self.library.name,
-                f"llama.cpp gave no answer to `{do}` within {timeout:.0f} s and was stopped",
-                "raise the engine option `timeout` (seconds) if the device is this slow; otherwise run `acc doctor`",
-            ) from None
+            text = f"llama.cpp gave no answer to `{do}` within {timeout:.0f} s and was stopped"
+            hint = "raise the engine option `timeout` (seconds) if the device is this slow; otherwise run `acc doctor`"
+            raise self._over(AccError.of("LC053", self.library.name, text, hint)) from None
+        except BaseException:  # interrupted: an answer that comes later must not be taken for the next one's
+            self.process.kill()
+            raise
         if line is None:
-            raise self._ended(do)
+            raise self._over(self._ended(do))
         answer = json.loads(line)
         if "error" in answer:
             raise self._refused(do, answer["error"])
         return answer["ok"]
+
+    def _over(self, fault: AccError) -> AccError:
+        """Keep why the process ended, for whoever asks it again."""
+        self._fault = fault
+        return fault
 
     def _ended(self, do: str) -> AccError:
         code = self.process.wait()
@@ -137,6 +148,9 @@ class Child:
                 f"llama.cpp ran out of memory during `{do}`: {told}",
                 "lower the context, the batch or the model's size, or free memory",
             )
+        if kind == "files":
+            hint = "free room there, or set TMPDIR to a folder that has some"
+            return AccError.of("LC066", str(self.scratch), f"an array cannot be handed over: {message}", hint)
         code = "LC057" if kind == "rows" else "LC056"
         return AccError.of(
             code, self.library.name, f"llama.cpp refused `{do}`: {told}", "see `acc explain " + code + "`"
@@ -151,8 +165,12 @@ class Child:
 
 
 def _scratch_root() -> str | None:
-    """Shared memory where there is some: logits and rows pass through it."""
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    """Shared memory where there is enough: logits and rows pass through it."""
+    try:
+        roomy = shutil.disk_usage("/dev/shm").free >= SHARED_BYTES
+    except OSError:
+        return None
+    return "/dev/shm" if roomy and os.access("/dev/shm", os.W_OK) else None
 
 
 def _signal_name(number: int) -> str:

@@ -20,6 +20,8 @@ VARIABLE = "ACC_LLAMACPP"
 LIBRARY_NAMES = ("libllama.so", "libllama.dylib", "llama.dll")
 TOOL_NAMES = ("llama-bench", "llama-bench.exe")
 SUBFOLDERS = ("", "lib", "bin", "build/bin", "build/lib", "build/src", "lib64")
+DEVICES = "devices: "
+"""Stands in an engine's build before the devices beside the CPU that it computes on."""
 ORIGINS = ("folder", "built", "wheel")
 
 INSTALL_HINT = (
@@ -189,7 +191,10 @@ def _info(place: Place, said: Mapping[str, Any], can: tuple[str, ...], path: Pat
         names.append(f"commit {said['commit']}")
     if place.version:
         names.append(f"{WHEEL} {place.version}")
-    return EngineInfo("llamacpp", place.origin, ", ".join(names), str(said["build"]), str(path), can)
+    build = str(said["build"]).strip(" |")
+    if said.get("devices"):
+        build += f" | {DEVICES}{', '.join(said['devices'])}"
+    return EngineInfo("llamacpp", place.origin, ", ".join(names), build, str(path), can)
 
 
 def _first(folder: Path, names: tuple[str, ...]) -> Path | None:

@@ -6,6 +6,7 @@ import importlib.util
 from pathlib import Path
 
 from acc.backend_api import EngineInfo
+from acc.backends.llamacpp.discover import DEVICES, INSTALL_HINT, usable
 from acc.diag import AccError, Diagnostic
 from acc.machine import gpus
 
@@ -14,8 +15,6 @@ _DRIVERS = (Path("/proc/driver/nvidia/version"), Path("C:/Windows/System32/nvml.
 
 def doctor() -> list[Diagnostic]:
     """Findings about every engine here, about building one, and about the GPU."""
-    from acc.backends.llamacpp.discover import INSTALL_HINT, usable
-
     try:
         engines, found = usable({})
     except AccError as error:  # the folder that the user names is none
@@ -63,7 +62,7 @@ def _gpu(engines: list[EngineInfo]) -> list[Diagnostic]:
             return [Diagnostic("LC065", "GPU", text, "`pip install nvidia-ml-py`", "warning")]
         return []
     names = ", ".join(seen)
-    if engines and "CUDA" not in engines[0].build and "VULKAN" not in engines[0].build.upper():
+    if engines and DEVICES not in engines[0].build:
         text = f"{names}: here, and the engine in use ({engines[0].origin}) does not compute on it"
         return [
             Diagnostic("LC065", "GPU", text, "install the CUDA toolkit, then `acc engine build llamacpp`", "warning")

@@ -72,8 +72,8 @@ def model_fields(defaults: Block) -> Fields:
 def context_fields(defaults: Block) -> Fields:
     """The fields of `llama_context_params` that acc may set, found from the defaults.
 
-    Always there: `n_ctx`, `n_batch`, `n_ubatch`, `n_seq_max`. Where they can be recognised: `flash_attn`, `type_k`,
-    `type_v`, `no_perf`, `kv_unified`.
+    Always there: `n_ctx`, `n_batch`, `n_ubatch`, `n_seq_max`. Where they can be recognised:
+    `flash_attn`, `type_k`, `type_v`.
 
     Raises:
         UnknownLayout: the struct does not start with (512, 2048, 512, 1).
@@ -95,11 +95,6 @@ def context_fields(defaults: Block) -> Fields:
     if types is None:
         return Fields("llama_context_params", at)
     at |= {"type_k": (4 * (types + 4), "=i"), "type_v": (4 * (types + 5), "=i")}
-
-    # embeddings, offload_kqv, no_perf, op_offload, swa_full, kv_unified.
-    flags = raw.find(bytes((0, 1, 1, 1, 1, 0)), 4 * (types + 6))
-    if flags > 0 and flags % 8 == 0:
-        at |= {"no_perf": (flags + 2, "=?"), "kv_unified": (flags + 5, "=?")}
     return Fields("llama_context_params", at)
 
 

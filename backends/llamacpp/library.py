@@ -145,13 +145,12 @@ class Library:
         return (getattr(self, name)() or b"").decode(errors="replace").strip() if self.has(name) else ""
 
     def devices(self) -> list[str]:
-        """Names and descriptions of the devices that the library can compute on."""
+        """Names and descriptions of the devices beside the CPU that the library can compute on."""
         if not self.has("ggml_backend_dev_get"):
             return []
         found = [self.ggml_backend_dev_get(i) for i in range(self.ggml_backend_dev_count())]
-        return [
-            f"{self.ggml_backend_dev_name(d).decode()}: {self.ggml_backend_dev_description(d).decode()}" for d in found
-        ]
+        named = [(self.ggml_backend_dev_name(d).decode(), self.ggml_backend_dev_description(d).decode()) for d in found]
+        return [f"{name} ({description})" for name, description in named if name != "CPU"]
 
     def tokenize(self, vocab: int, text: str) -> list[int]:
         """Tokens of a text: special tokens parsed, no BOS added."""

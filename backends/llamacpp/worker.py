@@ -50,18 +50,19 @@ class Worker:
             return {"error": {"kind": "layout", "message": str(error)}}
         except BadRows as error:
             return {"error": {"kind": "rows", "message": str(error)}}
+        except OSError as error:
+            return {"error": {"kind": "files", "message": error.strerror or str(error)}}
         except (LoadFailed, MemoryError) as error:
             return {"error": self._failure(error)}
 
     def do_info(self) -> dict[str, Any]:
-        """What this library is: version, build flags, devices, which parameters can be set."""
+        """What this library is: version, build flags, devices other than the CPU."""
         return {
             "version": self._lib.text("llama_version"),
             "ggml": self._lib.text("ggml_version"),
             "commit": self._lib.text("ggml_commit"),
             "build": self._lib.text("llama_print_system_info"),
             "devices": self._lib.devices(),
-            "fields": sorted(self._lib.context_fields.at),
         }
 
     def do_load(self, path: str, options: dict[str, Any]) -> dict[str, Any]:

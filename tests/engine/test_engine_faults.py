@@ -78,6 +78,9 @@ def test_a_hang_is_stopped_after_the_time_limit(tiny: Path) -> None:
         assert code(error) == "LC053"
         assert time.monotonic() - start < 10
         assert session._child.process.wait(5) != 0
+        with pytest.raises(AccError) as again:  # why it ended, and not a new story
+            session.generate([1], 1)
+        assert again.value is error.value
 
 
 @unix
@@ -227,3 +230,12 @@ def test_a_folder_with_tools_alone_is_timed_and_says_what_it_cannot_do(tmp_path:
         pytest.raises(AccError, match="ended with 3"),
     ):
         session.time(target.workload)
+
+
+def test_arrays_that_cannot_be_written_are_told_as_that(tiny: Path) -> None:
+    with opened(tiny) as session:
+        (session._child.scratch / "logits.npy").mkdir()
+        with pytest.raises(AccError, match="an array cannot be handed over: Is a directory") as error:
+            session.logits([1, 2])
+        assert code(error) == "LC066"
+        assert session.generate([1], 1)
