@@ -1,0 +1,129 @@
+"""Measuring a cost table: a dozen probe models that together tell the rates apart, timed in interleaved rounds."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+from acc.backends.llamacpp.draws import Draws, shape_key
+from acc.backends.llamacpp.measure import Record, Schedule, Timing, run, timing, typical
+from acc.backends.llamacpp.options import options_for
+from acc.backends.llamacpp.plan import check
+from acc.backends.llamacpp.work import Family, decode_work, prefill_work
+from acc.cost import CostTable, MemorySample, Provenance, Sample
+from acc.costfit import choose
+
+if TYPE_CHECKING:
+    from acc.ir import Artifact, ModelIR
+    from acc.passes_api import Context
+    from acc.target import Target
+
+PROBES = 12
+CANDIDATES = 200
+PARENT = "parent"
+
+
+def profile(ir: ModelIR, target: Target, ctx: Context) -> Artifact:
+    """Measure the cost table of this family's shapes, going on from what a killed run left in `ctx.scratch`.
+
+    Raises:
+        AccError: no host for the family, no engine, or whatever goes wrong in it.
+    """
+    started = time.monotonic()
+    models = design(ir, target, ctx.seed)
+    schedule = schedule_of(target)
+    record = Record(ctx.scratch / "visits.jsonl", plan_key(models, schedule, target))
+    before = sum(bool(record.of(name)) for name in models)
+
+    def note(step: int, total: int, what: str) -> None:
+        ctx.progress(step, total, what)
+
+    seconds = expected_seconds(ir, schedule, len(models) - before)
+    ctx.progress(0, len(models) * schedule.rounds, f"{len(models)} probe models, about {seconds:.0f} s on a quiet machine")
+    run(models, PARENT, schedule, target, record, note)
+    table = table_of(record, models, schedule, target, ir.family, time.monotonic() - started)
+    table.save(ctx.scratch / "table.json")
+    return ctx.artifact("table.json")
+
+
+def design(ir: ModelIR, target: Target, seed: int, count: int = PROBES) -> dict[str, ModelIR]:
+    """The probes by name: the parent, and those of many random architectures that tell the most about the rates."""
+    family = Family(ir)
+    draws = Draws(ir, check(ir, target).grid, seed)
+    candidates = list({one.model_shape(): one for one in (ir, *(draws.draw() for _ in range(CANDIDATES)))}.values())
+    prompts = schedule_of(target).prompts
+    ubatch = options_for(target, context=max(prompts), batch=1).ubatch
+    works = []
+    for candidate in candidates:
+        body = family.body(candidate.model_shape(), target.quant)
+        decoding = [{f"decode {name}": amount for name, amount in decode_work(body, p).items()} for p in prompts]
+        works.append(decoding + [prefill_work(body, prompt, ubatch) for prompt in prompts])
+    chosen = choose(works, count)
+    return {PARENT: ir, **{f"probe-{number:02}": candidates[index] for number, index in enumerate(chosen[1:], 1)}}
+
+
+def schedule_of(target: Target) -> Schedule:
+    """Prompts around the workload's own; longer than 1024 takes too long here, and is extrapolated."""
+    own = min(max(target.workload.prompt, 64), 512)
+    return Schedule((max(16, own // 4), own, min(4 * own, 1024)))
+
+
+def expected_seconds(ir: ModelIR, schedule: Schedule, probes: int) -> float:
+    """How long measuring takes, roughly: two operations per weight and token at ten billion a second and thread."""
+    per_visit = 2e-10 * ir.parameters() * (sum(schedule.prompts) + 20 * schedule.steps * len(schedule.prompts)) / 8
+    return probes * (1.5 + schedule.rounds * (0.6 * per_visit + 0.1))
+
+
+def plan_key(models: Mapping[str, ModelIR], schedule: Schedule, target: Target) -> str:
+    """What the visits of a run belong to; a record of another plan is not taken over."""
+    shapes = {name: shape_key(ir.model_shape()) for name, ir in models.items()}
+    told = [shapes, schedule.prompts, schedule.steps, target.quant, target.device.name, dict(target.engine_options)]
+    return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def table_of(
+    record: Record, models: Mapping[str, ModelIR], schedule: Schedule, target: Target, family: str, seconds: float
+) -> CostTable:
+    """The table of a finished record."""
+    usual = typical(record.visits)
+    samples: list[Sample] = []
+    memory: list[MemorySample] = []
+    timings = {name: timing(record.of(name), usual, schedule.prompts) for name in models}
+    for name, ir in models.items():
+        samples += _samples(ir, timings[name], schedule, target.quant)
+        memory.append(MemorySample(ir.model_shape(), target.quant, schedule.context, 1, record.memory[name]))
+    engine = record.details["engine"]
+    visits = sum(found.visits for found in timings.values())
+    made = Provenance(
+        device=target.device.name,
+        engine="llamacpp",
+        engine_version=engine["version"],
+        build=engine["build"],
+        threads=int(record.details["threads"]),
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        noise=median(sample.spread for sample in samples),
+        seconds=round(seconds, 1),
+        details={
+            "origin": engine["origin"],
+            "visits": visits,
+            "visits_quiet": sum(found.quiet for found in timings.values()),
+            "options": {k: record.details.get(k) for k in ("batch", "ubatch", "flash_attn_used", "type_k", "type_v")},
+        },
+    )
+    return CostTable(made, family, tuple(samples), tuple(memory))
+
+
+def _samples(ir: ModelIR, found: Timing, schedule: Schedule, quant: str) -> list[Sample]:
+    shape = ir.model_shape()
+    samples = []
+    for prompt in schedule.prompts:
+        samples.append(Sample(shape, quant, "prefill", prompt, 0, found.first[prompt], found.first_spread[prompt]))
+        depth = prompt + schedule.steps // 2
+        samples.append(Sample(shape, quant, "decode", 1, depth, found.step[prompt], found.step_spread[prompt]))
+    return samples
