@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
 import operator
 import re
+import traceback
 import warnings
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from acc.axes import new, unify
@@ -82,28 +88,43 @@ def export(config_json: dict[str, Any]) -> tuple[ExportedProgram, PreTrainedMode
             logits: torch.Tensor = self.model(input_ids=input_ids, use_cache=False).logits
             return logits
 
+    said = io.StringIO()  # on failure the exporter prints the whole graph so far; its last op is what we want of it
     try:
-        with torch.device("meta"), warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")
+        with torch.device("meta"), torch.no_grad(), contextlib.redirect_stderr(said), _quiet():
             model = build(config_json)
             ids = torch.zeros(1, TOKENS, dtype=torch.long)
             program = torch.export.export(Logits(model), (ids,), strict=False)
     except AccError:
         raise
     except Exception as error:  # the exporter raises whatever the model's code raises
-        raise _does_not_export(str(config_json["model_type"]), error) from error
+        raise _does_not_export(str(config_json["model_type"]), error, said.getvalue()) from error
     return program, model
 
 
-def _does_not_export(family: str, error: Exception) -> AccError:
-    text = str(error)
-    op = re.search(r"\b(?:aten|torch\.ops)[.:]+[\w.:]+|\b_?local_scalar_dense\b|\bitem\(\)", text)
-    first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
-    culprit = f"op `{op[0]}`" if op else f"`{type(error).__name__}`"
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the exporter's warnings, meant for its own developers, from the user."""
+    logger = logging.getLogger("torch.fx.experimental.symbolic_shapes")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _does_not_export(family: str, error: Exception, said: str) -> AccError:
+    ops = re.findall(r"torch\.ops\.(aten\.\w+(?:\.\w+)?)\(", said)
+    own = [f for f in traceback.extract_tb(error.__traceback__) if "/torch/" not in f.filename and f.line]
+    culprit = f"op `{ops[-1]}`" if ops else f"`{type(error).__name__}`"
+    place = f" at `{own[-1].line}` ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return AccError.of(
         "ACC201",
         family,
-        f"the model does not export: {culprit}: {first[:160]}",
+        f"the model does not export: {culprit}{place}: {first[:160]}",
         "without its graph nothing can be cut; lowering and quantizing the whole model remain possible",
     )
 

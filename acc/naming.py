@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from acc.axes import Var, solved, variables
 from acc.graph import Graph, path_of, target_of, token_tables
@@ -18,10 +17,9 @@ Place = tuple[Role, int | None]
 """A role and the layer, None for a global dim."""
 
 _NO_KEY = "the configuration has no key for it"
-_KEYS: Mapping[Role, str] = {"hidden": "hidden_size", "vocab": "vocab_size", "ffn": "intermediate_size"}
 
 
-def name(graph: Graph, config: Mapping[str, Any]) -> tuple[dict[Var, str], dict[str, Dim]]:
+def name(graph: Graph) -> tuple[dict[Var, str], dict[str, Dim]]:
     """Give every Var of every stored tensor a name, and every name a Dim, in the order of first use."""
     places = _places(graph)
     groups: dict[tuple[Place, int | None], list[Var]] = defaultdict(list)
@@ -36,7 +34,7 @@ def name(graph: Graph, config: Mapping[str, Any]) -> tuple[dict[Var, str], dict[
             if one and number:
                 label = names[members[0]]
             names[var] = label
-            dims.setdefault(label, _dim(graph, label, place, var, config, one and place[0] != "other"))
+            dims.setdefault(label, _dim(graph, label, place, var, one and place[0] != "other"))
     for layer, roles in _attention_layers(graph, places).items():
         dims |= {
             d.name: d for role in ("kv_group", "q_per_kv") if role not in roles for d in [_one(graph, role, layer)]
@@ -56,24 +54,11 @@ def _one(graph: Graph, role: Role, layer: int) -> Dim:
     return Dim(f"{role}.{layer}", role, 1, f"{graph.layers}.{layer}", "const")
 
 
-def _dim(graph: Graph, label: str, place: Place, var: Var, config: Mapping[str, Any], known: bool) -> Dim:
+def _dim(graph: Graph, label: str, place: Place, var: Var, known: bool) -> Dim:
     role, layer = place
-    why = var.pinned or ("" if known else _NO_KEY) or _unsayable(place, var, config)
+    why = var.pinned or ("" if known else _NO_KEY)
     scope = "" if layer is None else f"{graph.layers}.{layer}"
     return Dim(label, role, var.size, scope, "pinned" if why else "free", why)
-
-
-def _unsayable(place: Place, var: Var, config: Mapping[str, Any]) -> str:
-    """Why the configuration could not say another size of this dim, or ""."""
-    role, layer = place
-    key = _KEYS.get(role)
-    if key is None:
-        return ""
-    if key not in config:
-        return f"the configuration has no key `{key}`"
-    own = (config.get("per_layer_config") or {}).get(str(layer), {})
-    said = own.get(key, config[key])
-    return "" if said == var.size else f"the configuration's `{key}` is {said}, another number"
 
 
 # Places --------------------------------------------------------------------------------------------------------------

@@ -36,13 +36,24 @@ class Scaled:
     ratio: float
 
 
-def find(graph: Graph, config: Mapping[str, Any], dims: dict[str, Dim]) -> tuple[dict[str, Rescale], dict[str, Dim]]:
-    """The tensors whose values a cut must rescale, and the dims, `hidden` pinned where that cannot be done."""
+def find(
+    graph: Graph, small: Graph, config: Mapping[str, Any], dims: dict[str, Dim]
+) -> tuple[dict[str, Rescale], dict[str, Dim]]:
+    """The tensors whose values a cut must rescale, and the dims, `hidden` pinned where that cannot be done.
+
+    Args:
+        graph: of the whole model.
+        small: of the same model with fewer layers, which is compared.
+        config: of the small model.
+        dims: of the whole model.
+    """
     hidden = dims.get("hidden")
     if hidden is None or hidden.state != "free":
         return {}, dims
+    if "hidden_size" not in config:
+        return {}, _pinned(dims, "the configuration has no key `hidden_size`")
     try:
-        small, scaled = _compare(config)
+        scaled = _compare(small, config)
     except AccError:
         return {}, _pinned(dims, "a model of another hidden size does not export")
     scales: dict[str, Rescale] = {}
@@ -62,32 +73,18 @@ def _pinned(dims: dict[str, Dim], why: str) -> dict[str, Dim]:
 # Comparing -----------------------------------------------------------------------------------------------------------
 
 
-def _compare(config: Mapping[str, Any]) -> tuple[Graph, list[Scaled]]:
-    """The graph of the first and last layer, and its ops with numbers that change when the hidden size doubles."""
-    narrow = _small(config)
+def _compare(graph: Graph, narrow: Mapping[str, Any]) -> list[Scaled]:
+    """The ops with numbers that change when the hidden size doubles."""
     wide = {**narrow, "hidden_size": 2 * narrow["hidden_size"]}
-    graph, twin = (solve(*export(one)) for one in (narrow, wide))
-    buffers, twin_buffers = (_scalars(one) for one in (narrow, wide))
+    twin = solve(*export(wide))
+    buffers, twin_buffers = _scalars(narrow), _scalars(wide)
     if [target_of(node) for node in graph.nodes] != [target_of(node) for node in twin.nodes]:
-        raise AccError.of("ACC201", str(config["model_type"]), "another hidden size gives another graph")
+        raise AccError.of("ACC201", str(narrow["model_type"]), "another hidden size gives another graph")
     found = []
     for node, other in zip(graph.nodes, twin.nodes, strict=True):
         pairs = zip(_numbers(graph, node, buffers), _numbers(twin, other, twin_buffers), strict=True)
         found += [Scaled(node, b / a if a else math.inf) for a, b in pairs if not math.isclose(a, b, rel_tol=1e-6)]
-    return graph, found
-
-
-def _small(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The same model with its first and last layer only, heads of explicit size."""
-    depth = config["num_hidden_layers"]
-    ends = sorted({0, depth - 1})
-    small = {
-        key: [value[layer] for layer in ends] if isinstance(value, list) and len(value) == depth else value
-        for key, value in config.items()
-        if key != "per_layer_config"
-    }
-    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    return small | {"num_hidden_layers": len(ends), "head_dim": head_dim}
+    return found
 
 
 def _scalars(config: Mapping[str, Any]) -> dict[str, float]:

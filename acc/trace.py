@@ -8,9 +8,10 @@ sub-blocks from the residual stream (`acc.presence`).
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from acc import naming, presence, rescale
+from acc import naming, presence, probe, rescale
 from acc.axes import solved
 from acc.diag import AccError
 from acc.graph import Graph, export, shapes_of, solve, target_of
@@ -28,13 +29,21 @@ def trace(config: PretrainedConfig) -> ModelIR:
     Raises:
         AccError: the model is not a text decoder, or it does not export; the diagnostic says what remains possible.
     """
-    config_json = to_json(config)
     refuse_other_models(config)
+    config_json = to_json(config)
+    graph, ir = _derive(config_json)
+    small_json = probe.ends(config_json)
+    small_graph, small = (graph, ir) if small_json == config_json else _derive(small_json)
+    scales, dims = rescale.find(graph, small_graph, small_json, dict(ir.dims))
+    tensors = {name: replace(tensor, rescale=scales.get(name)) for name, tensor in ir.tensors.items()}
+    return replace(ir, dims=probe.pin_unsayable(small, dims), tensors=tensors)
+
+
+def _derive(config_json: dict[str, Any]) -> tuple[Graph, ModelIR]:
+    """The graph, and what it says by itself."""
     graph = solve(*export(config_json))
-    names, dims = naming.name(graph, config_json)
+    names, dims = naming.name(graph)
     exists, presence_dims = presence.find(graph, config_json)
-    dims |= presence_dims
-    scales, dims = rescale.find(graph, config_json, dims)
     dtype = _DTYPES.get(str(config_json.get("dtype") or "float32"), "F32")
     tensors = {
         name: Tensor(
@@ -43,11 +52,10 @@ def trace(config: PretrainedConfig) -> ModelIR:
             dtype,
             exists.get(name, ()),
             graph.aliases.get(name, ()),
-            scales.get(name),
         )
         for name, value in graph.tensors.items()
     }
-    return ModelIR(str(config_json["model_type"]), config_json, dims, tensors, _ops(graph))
+    return graph, ModelIR(str(config_json["model_type"]), config_json, dims | presence_dims, tensors, _ops(graph))
 
 
 def to_json(config: PretrainedConfig) -> dict[str, Any]:
