@@ -85,9 +85,8 @@ class Stream:
             if not whole:
                 raise _Reached
 
-        with watch_inputs({"": module}, see):
-            with suppress(_Reached):
-                hidden = self.layer(index, hidden)
+        with watch_inputs({"": module}, see), suppress(_Reached):
+            hidden = self.layer(index, hidden)
         return found[0], hidden
 
     def run(self, hidden: torch.Tensor, start: int = 0, stop: int | None = None) -> torch.Tensor:
