@@ -10,14 +10,15 @@ import errno
 import json
 import os
 import shutil
-import tempfile
 import time
+import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from acc.diag import AccError
+from acc.store import writing
 
 if TYPE_CHECKING:
     import torch
@@ -79,10 +80,10 @@ def write(
         shard_bytes: the largest shard; a bigger tensor gets a shard of its own.
 
     Raises:
-        AccError: ACC140 for a full disk, ACC141 for a folder that cannot be written, ACC142 for one that is not empty.
+        AccError: ACC502 for a full disk, ACC501 for a folder that cannot be written, ACC140 for one that is not empty.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise AccError.of("ACC142", str(folder), "it exists and is not empty.", "give a new or empty folder")
+        raise AccError.of("ACC140", str(folder), "it exists and is not empty.", "give a new or empty folder")
     with all_or_nothing(folder) as scratch:
         fill(scratch, config, tensors, shard_bytes)
         for name in CARRIED:
@@ -101,24 +102,25 @@ def fill(
 @contextmanager
 def all_or_nothing(folder: Path) -> Iterator[Path]:
     """A scratch folder beside `folder` that takes its place at the end, or vanishes if anything fails."""
-    scratch: Path | None = None
+    scratch = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}")
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        _sweep(folder)
-        scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-        yield scratch
-        scratch.chmod(0o777 & ~_umask())  # mkdtemp makes private folders; this one becomes an ordinary output
-        try:
-            os.replace(scratch, folder)
-        except OSError as error:
-            # Another process made the same content-addressed folder first.
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+        with writing(folder, "write a model"):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            _sweep(folder)
+            try:
+                scratch.mkdir()
+            except OSError as error:
+                error.filename = str(folder)  # what the user knows
                 raise
-    except OSError as error:
-        raise _told(error, folder) from error
+            yield scratch
+            try:
+                os.replace(scratch, folder)
+            except OSError as error:
+                # Another process made the same content-addressed folder first.
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
     finally:
-        if scratch is not None:
-            shutil.rmtree(scratch, ignore_errors=True)
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _sweep(folder: Path) -> None:
@@ -126,35 +128,6 @@ def _sweep(folder: Path) -> None:
     for left in folder.parent.glob(f".{folder.name}.*"):
         if time.time() - left.stat().st_mtime > 86_400:
             shutil.rmtree(left, ignore_errors=True)
-
-
-def _told(error: OSError, folder: Path) -> AccError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        free = shutil.disk_usage(_existing(folder)).free
-        return AccError.of(
-            "ACC140",
-            str(folder),
-            f"the disk is full ({free / 2**20:.0f} MiB left); nothing was left behind.",
-            "free some space or choose another place (--out, or ACC_CACHE for what acc keeps)",
-        )
-    blocked = isinstance(error, FileExistsError | NotADirectoryError)
-    reason = "a file stands where a folder must be" if blocked else error.strerror or error
-    return AccError.of(
-        "ACC141",
-        str(folder),
-        f"the folder cannot be written ({reason}).",
-        "choose another place (--out, or ACC_CACHE for what acc keeps)",
-    )
-
-
-def _existing(path: Path) -> Path:
-    return path if path.exists() else _existing(path.parent)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 class _Shard:

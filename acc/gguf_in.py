@@ -32,8 +32,8 @@ def convert(path: Path, cache: Path) -> Path:
     """The Hugging Face folder of a GGUF file, made once per content and kept in `cache`.
 
     Raises:
-        AccError: ACC120 to ACC124 for a bad or unsupported file, ACC108 for broken weights, ACC14x if the cache
-            cannot be written.
+        AccError: ACC120 to ACC124 for a bad or unsupported file, ACC108 for broken weights, ACC501 or ACC502 if the
+            cache cannot be written.
     """
     header = read_header(path)
     family = family_of(header)

@@ -314,14 +314,14 @@ def test_nothing_is_left_when_the_tensors_fail(tmp_path: Path) -> None:
 
 def test_nothing_is_written_over(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(AccError, match=r"ACC142.*it exists and is not empty"):
+    with pytest.raises(AccError, match=r"ACC140.*it exists and is not empty"):
         write(tmp_path, {}, some_tensors(), None)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(AccError, match="a file stands where a folder must be"):
+    with pytest.raises(AccError, match=r"ACC501.*cannot write a model: (file exists|not a directory)"):
         write(tmp_path / "file" / "out", {}, some_tensors(), None)
 
 
@@ -341,8 +341,8 @@ print("left:", [path.name for path in Path(sys.argv[1]).iterdir()])
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ("size=2m", "ACC140]: {}/out: the disk is full ("),
-        ("size=2m,ro", "ACC141]: {}/out: the folder cannot be written (Read-only file system)."),
+        ("size=2m", "ACC502]: {}: no space left on the disk to write a model"),
+        ("size=2m,ro", "ACC501]: {}/out: cannot write a model: read-only file system"),
     ],
 )
 def test_a_full_and_a_read_only_disk(options: str, told: str, tmp_path: Path) -> None:
