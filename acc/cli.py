@@ -78,11 +78,13 @@ def compile_(
     from acc import pipeline as pipelines
     from acc.compile import Request, adapt, compile_model
     from acc.report import terminal
+    from acc.target import check_limits
 
     given = {"ttft": ttft, "tpot": tpot, "throughput": throughput, "memory": memory}
     with _store(store) as opened:
-        chosen = _target(target, opened, workload, quant, given)
         text = pipeline or pipelines.effort(effort)
+        chosen = _target(target, opened, workload, quant, given)
+        check_limits(chosen)  # before passes are imported, which takes seconds
         passes = adapt(pipelines.parse(text), calib or (), allow_fallback)
         command = "acc " + shlex.join(sys.argv[1:])
         again = _rerun(target, workload, quant, given)

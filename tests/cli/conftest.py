@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -36,7 +35,6 @@ def state(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny IR as a file, for commands that need no model."""
     import json
 
-    sys.path.insert(0, str(PASSES.parent))
     from passes_for_tests import tiny_ir
 
     path = tmp_path_factory.mktemp("state") / "tiny.json"

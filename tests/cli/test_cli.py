@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import signal
 import subprocess
 import sys
@@ -15,12 +16,12 @@ from command import Acc
 
 
 def test_help_is_fast_and_lists_every_command(acc: Acc) -> None:
-    times = []
-    for _ in range(5):
-        start = time.perf_counter()
+    used = []
+    for _ in range(3):
+        start = _processor_seconds()
         out, err = acc("--help")
-        times.append(time.perf_counter() - start)
-    assert min(times) < 0.5
+        used.append(_processor_seconds() - start)
+    assert min(used) < 0.5  # processor time: the machine may have other work
     for command in [
         "compile",
         "opt",
@@ -37,6 +38,12 @@ def test_help_is_fast_and_lists_every_command(acc: Acc) -> None:
     ]:
         assert f" {command} " in out
     assert err == ""
+
+
+def _processor_seconds() -> float:
+    """Of all child processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -69,10 +76,28 @@ def test_help_imports_nothing_heavy() -> None:
         (("compile", "x", "-t", "cpu-llamacpp", "--tpot", "0.7x", "--calib", "gone.txt"), "error[ACC333]: gone.txt"),
     ],
 )
-def test_user_errors_are_one_sentence_and_exit_code_2(acc: Acc, arguments: tuple[str, ...], text: str) -> None:
-    out, err = acc(*arguments, code=2)
+def test_user_errors_are_one_sentence_and_exit_code_2(
+    arguments: tuple[str, ...],
+    text: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from passes_for_tests import registered
+
+    from acc.cli import app
+
+    monkeypatch.setenv("ACC_STORE", str(tmp_path / "store"))
+    monkeypatch.chdir(tmp_path)
+    with registered(), pytest.raises(SystemExit) as ended:
+        app(list(arguments))
+    out, err = capsys.readouterr()
+    assert ended.value.code == 2, err
     assert text in err
+    assert err.count("error[") == 1
+    assert "Traceback" not in err
     assert out == ""
+    assert [path.name for path in tmp_path.iterdir()] in ([], ["store"])
 
 
 def test_unknown_commands_and_options_exit_with_2(acc: Acc) -> None:

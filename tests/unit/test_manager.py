@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from passes_for_tests import Bad, Note, Options, Read, registered, tiny_ir
 
 from acc import pipeline
 from acc.diag import AccError, NoArchFits
@@ -21,9 +21,6 @@ from acc.manager import Instrument, Interrupted, PassManager, Run, Stage
 from acc.parent import read_ir
 from acc.store import Store
 from acc.target import Device, Limit, Target, Workload
-
-sys.path.insert(0, str(Path(__file__).parent))
-from passes_for_tests import Bad, Note, Options, Read, registered, tiny_ir
 
 IR = tiny_ir()
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from passes_for_tests import Note, Options, registered
 
 from acc import pipeline, registry
 from acc.diag import AccError
-
-sys.path.insert(0, str(Path(__file__).parent))
-from passes_for_tests import Note, Options, registered
 
 
 @pytest.fixture(autouse=True, scope="module")
