@@ -96,7 +96,7 @@ class Checkpoint:
         Raises:
             AccError: ACC110 if the folder has none that can be used.
         """
-        from transformers import AutoTokenizer
+        from transformers import AutoTokenizer, PretrainedConfig
 
         hint = "copy the tokenizer files of the original model into the folder (tokenizer.json, tokenizer_config.json)"
         if not any((self.folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
@@ -105,7 +105,9 @@ class Checkpoint:
                 told = "the GGUF's tokenizer is of a kind that acc cannot rebuild, and this step needs it."
             raise AccError.of("ACC110", str(self.folder), told, hint)
         try:
-            return AutoTokenizer.from_pretrained(self.folder, local_files_only=True, trust_remote_code=False)
+            # A config of no family: a cut one (hidden 512 with 9 heads) may be refused, and tokenizing needs none.
+            options = {"local_files_only": True, "trust_remote_code": False, "config": PretrainedConfig()}
+            return AutoTokenizer.from_pretrained(self.folder, **options)
         except Exception as error:  # Transformers and tokenizers raise anything on a broken tokenizer
             told = f"the tokenizer cannot be loaded ({_line(error)})."
             raise AccError.of("ACC110", str(self.folder), told, hint) from error
