@@ -27,7 +27,8 @@ def serve(artifact: Path, target: Target) -> tuple[str, ...]:
         flags += ["-ngl", str(options.gpu_layers)]
     code = (
         f"import xllamacpp as x; p = x.CommonParams(); p.model.path = {str(artifact)!r}; p.n_ctx = {context}; "
-        f"p.n_parallel = {options.sequences}; p.cpuparams.n_threads = {options.threads}; "
-        "s = x.Server(p); input(s.listening_address)"
+        f"p.n_parallel = {options.sequences}; "
+        f"p.cpuparams.n_threads = p.cpuparams_batch.n_threads = {options.threads}; "
+        "s = x.Server(p); print(s.listening_address, flush=True); input()"
     )
     return shlex.join(["llama-server", *flags]), shlex.join(["python", "-c", code])
