@@ -157,7 +157,7 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class Artifact:
-    """A file or folder that a pass left: `path` relative to the store, or absolute for the user's own; `digest` of what it holds."""
+    """A file or folder that a pass left: `path` relative to the store, absolute for the user's own; `digest` of it."""
 
     path: str
     digest: str
@@ -208,7 +208,7 @@ class ModelIR:
         return sum(math.prod(self.size(dim) for dim in segment) for segment in axis)
 
     def axis_indices(self, axis: Axis) -> list[int]:
-        """The kept flat indices of an axis in the parent's tensor: mixed-radix products of the kept indices, per segment."""
+        """The kept flat indices of an axis in the parent's tensor: mixed-radix products of kept indices, per segment."""
         found: list[int] = []
         offset = 0
         for segment in axis:
