@@ -117,7 +117,9 @@ def config_of(
         values["attention_bias"] = "blk.0.attn_q.bias" in header.tensors
         values["mlp_bias"] = "blk.0.ffn_up.bias" in header.tensors
     if family.model_type == "gemma3_text":
-        values["query_pre_attn_scalar"] = values["head_dim"]
+        largest = values["num_hidden_layers"] == 62  # the 27B scales by hidden size (llama.cpp, src/models/gemma3.cpp)
+        spread = values["hidden_size"] // values["num_attention_heads"]
+        values["query_pre_attn_scalar"] = spread if largest else values["head_dim"]
     try:
         config = AutoConfig.for_model(family.model_type, **(values | explicit))
     except Exception as error:  # configuration classes validate with whatever they like

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,8 @@ def write_gguf(folder: Path, out: Path, matrices: str = "F32", keys: dict[str, A
         kind = gguf.GGMLQuantizationType[matrices if value.ndim > 1 else "F32"]
         data = value if kind.name == "F32" else gguf.quantize(value, kind)
         writer.add_tensor(f"{names.get_name(stem)}.{suffix}", data, raw_dtype=kind)
+    if config["rope_parameters"].get("rope_type") == "llama3":
+        writer.add_tensor("rope_freqs.weight", _llama3_divisors(config))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -73,6 +76,24 @@ def _metadata(config: dict[str, Any], arch: str) -> dict[str, Any]:
     if arch == "granite":
         found |= {key: float(config[name]) for key, name in _GRANITE.items()}
     return found
+
+
+def _llama3_divisors(config: dict[str, Any]) -> np.ndarray:
+    """By what llama.cpp divides each rotary frequency, as its converter computes it."""
+    rope, found = config["rope_parameters"], []
+    low, high, context = (
+        rope[key] for key in ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    )
+    for index in range(0, config["head_dim"], 2):
+        wavelength = 2 * math.pi * rope["rope_theta"] ** (index / config["head_dim"])
+        smooth = (context / wavelength - low) / (high - low)
+        if wavelength < context / high:
+            found.append(1.0)
+        elif wavelength > context / low:
+            found.append(rope["factor"])
+        else:
+            found.append(1 / ((1 - smooth) / rope["factor"] + smooth))
+    return np.array(found, np.float32)
 
 
 def _tokenizer(folder: Path) -> dict[str, Any]:

@@ -81,6 +81,35 @@ def test_the_config_says_what_others_would_have_to_guess(tiny_model: TinyModel, 
     assert found.config.num_hidden_layers == 4
 
 
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def test_the_rotary_scaling_of_llama_3_is_read_off_its_divisors(tiny_model: TinyModel, tmp_path: Path) -> None:
+    folder = tiny_model("llama", head_dim=32, rope_parameters=LLAMA3)
+    found = open_model(str(write_gguf(folder, tmp_path / "m.gguf")), tmp_path / "cache")
+    assert found.config_json["rope_parameters"] == LLAMA3
+    assert torch.equal(logits(found.folder), logits(folder))
+
+
+def test_another_scaling_by_divisors_is_not_taken_for_that_of_llama_3(tiny_model: TinyModel, tmp_path: Path) -> None:
+    folder = tiny_model("llama", head_dim=32, rope_parameters={**LLAMA3, "high_freq_factor": 8.0})
+    path = write_gguf(folder, tmp_path / "m.gguf")
+    assert "its rotary frequency factors are not those of the Llama 3.1 scaling" in refused(path, tmp_path / "c")
+
+
+def test_linear_rotary_scaling(tiny_model: TinyModel, tmp_path: Path) -> None:
+    keys = {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
+    found = open_model(str(write_gguf(tiny_model(), tmp_path / "m.gguf", keys=keys)), tmp_path / "cache")
+    assert found.config_json["rope_parameters"] == {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+
+
 @pytest.mark.parametrize(("matrices", "dtype"), [("Q4_0", "F32"), ("F16", "F32"), ("F32", "F32")])
 def test_numbers_are_kept_whole(matrices: str, dtype: str, tiny_model: TinyModel, tmp_path: Path) -> None:
     # The norms of the F16 file have bits that float16 cannot hold, so its model is float32 too.
