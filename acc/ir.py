@@ -208,7 +208,7 @@ class ModelIR:
         return sum(math.prod(self.size(dim) for dim in segment) for segment in axis)
 
     def axis_indices(self, axis: Axis) -> list[int]:
-        """The kept flat indices of an axis in the parent's tensor: mixed-radix products of kept indices, per segment."""
+        """The kept flat indices of an axis in the parent's tensor: mixed-radix products of kept ones, per segment."""
         found: list[int] = []
         offset = 0
         for segment in axis:
