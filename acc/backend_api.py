@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from acc.cost import Costs
     from acc.passes_api import Context
+    from acc.validation import ValidationResult
 
 
 @dataclass(frozen=True)
@@ -183,6 +184,14 @@ class Backend(ABC):
     def dequantized(self, artifact: Path, weights: Path, out: Path, ir: ModelIR) -> None:
         """Write the Hugging Face folder whose weights are exactly those stored in `artifact`, for parity checks in PyTorch."""
 
+    def imitate(self, model: Any, artifact: Path, ir: ModelIR) -> None:
+        """Make a PyTorch model round as the engine's own arithmetic does with this artifact; by default not at all.
+
+        Args:
+            model: of the folder that `dequantized` wrote from `artifact`; it is changed in place.
+        """
+        return
+
     @abstractmethod
     def open(self, artifact: Path, target: Target, *, context: int, batch: int = 1) -> AbstractContextManager[Session]:
         """Load an artifact in a child process, closed at the end of the `with`."""
@@ -190,6 +199,19 @@ class Backend(ABC):
     @abstractmethod
     def profile(self, ir: ModelIR, target: Target, ctx: Context) -> Artifact:
         """Measure (or resume measuring) the cost table for this family's shapes on this device."""
+
+    def validate(
+        self, ir: ModelIR, target: Target, ctx: Context, table: Path, count: int = 10
+    ) -> ValidationResult:
+        """Measure `count` random architectures that no fit has seen, and compare them with what the table predicts.
+
+        Raises:
+            AccError: ACC604 if the backend cannot.
+        """
+        from acc.diag import AccError
+
+        hint = "leave --validate away; `acc bench` compares one bundle with its prediction"
+        raise AccError.of("ACC604", self.name, "this backend measures no held-out architectures", hint)
 
     @abstractmethod
     def cost_model(self, table: Path | None, ir: ModelIR, target: Target) -> CostModel:

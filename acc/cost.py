@@ -1,4 +1,4 @@
-"""Cost tables (measured) and what is predicted from them: TTFT, TPOT, throughput, memory, each with band and provenance.
+"""Cost tables (measured) and what is predicted from them: TTFT, TPOT, throughput, memory, with bands and provenance.
 
 A table is one JSON file that people can read, keep and send to each other. It holds what was measured and under what;
 what a backend fits to it (`acc.costfit`) is computed anew by whoever reads it. A table that comes from elsewhere is
@@ -43,7 +43,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Costs:
-    """What serving one Arch under one workload costs. TTFT and TPOT in seconds, throughput in tok/s, memory in bytes."""
+    """What serving one Arch under one workload costs. TTFT, TPOT in seconds, throughput in tok/s, memory in bytes."""
 
     ttft: Figure
     tpot: Figure
@@ -85,7 +85,7 @@ class MemorySample:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Under what a table was measured: device, engine with version and build flags, threads, date, noise seen, seconds taken.
+    """Under what a table was measured: device, engine with version and build flags, threads, date, noise, seconds.
 
     Attributes:
         noise: the median `spread` of the samples.
@@ -105,7 +105,7 @@ class Provenance:
 
 @dataclass(frozen=True)
 class Validation:
-    """How far predictions from a table were off on models outside the fit: medians and p90 of the absolute relative error."""
+    """How far predictions from a table were off on models outside the fit: median and p90 of the absolute error."""
 
     models: int
     median: Mapping[str, float]
@@ -137,8 +137,8 @@ class CostTable:
 
     def save(self, path: Path) -> None:
         """Write the file by one rename. Shapes stand once each and samples refer to them by number."""
-        shapes = list(dict.fromkeys([sample.shape for sample in (*self.samples, *self.memory)]))
-        number = {shape: index for index, shape in enumerate(shapes)}
+        shapes = list(dict.fromkeys([*(one.shape for one in self.samples), *(one.shape for one in self.memory)]))
+        number: dict[ModelShape, int] = {shape: index for index, shape in enumerate(shapes)}
 
         def rows(samples: tuple[Sample, ...] | tuple[MemorySample, ...]) -> list[str]:
             return [json.dumps({**asdict(sample), "shape": number[sample.shape]}) for sample in samples]

@@ -1,4 +1,4 @@
-"""The file form of a cost table, checked field by field: tables are sent from machine to machine and are not trusted."""
+"""The file form of a cost table, checked field by field: tables are sent between machines and are not trusted."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ class _Table(_Strict):
 
     @model_validator(mode="after")
     def _refer_to_shapes(self) -> _Table:
-        for row in (*self.samples, *self.memory):
-            if row.shape >= len(self.shapes):
-                raise ValueError(f"a sample refers to shape {row.shape} of {len(self.shapes)}")
+        for number in (*(row.shape for row in self.samples), *(row.shape for row in self.memory)):
+            if number >= len(self.shapes):
+                raise ValueError(f"a sample refers to shape {number} of {len(self.shapes)}")
         return self
 
 

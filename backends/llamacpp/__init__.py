@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from acc.backend_api import Backend
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from acc.ir import Artifact, ModelIR
     from acc.passes_api import Context
     from acc.target import Target
+    from acc.validation import ValidationResult
 
 
 class LlamaCpp(Backend):
@@ -83,6 +84,12 @@ class LlamaCpp(Backend):
 
         dequantized(artifact, weights, out, ir)
 
+    def imitate(self, model: Any, artifact: Path, ir: ModelIR) -> None:
+        """Let a PyTorch model round its activations to 8 bits where llama.cpp does."""
+        from acc.backends.llamacpp.rounding import imitate
+
+        imitate(model, artifact, ir)
+
     def open(
         self, artifact: Path, target: Target, *, context: int, batch: int = 1
     ) -> AbstractContextManager[LlamaSession | BenchSession]:
@@ -96,6 +103,14 @@ class LlamaCpp(Backend):
         from acc.backends.llamacpp.profile import profile
 
         return profile(ir, target, ctx)
+
+    def validate(
+        self, ir: ModelIR, target: Target, ctx: Context, table: Path, count: int = 10
+    ) -> ValidationResult:
+        """Compare predictions with measurements on random architectures outside the fit."""
+        from acc.backends.llamacpp.validate import validate
+
+        return validate(ir, target, ctx, table, count)
 
     def cost_model(self, table: Path | None, ir: ModelIR, target: Target) -> CostModel:
         """The cost model of a table, or an estimate from the device's data sheet."""

@@ -26,6 +26,7 @@ from acc.diag import AccError
 from acc.ir import ModelIR, ModelShape
 from acc.target import Device, Target, Workload
 
+KINDS: tuple[Kind, Kind] = ("prefill", "decode")
 ESTIMATE_ERROR = 0.5
 """Band of an estimate from a data sheet where no validation says better."""
 BATCH_ERROR = 0.3
@@ -66,7 +67,13 @@ class LlamaCppCostModel(CostModel):
             first,
             Figure(tpot, "s", source, error, self.note),
             Figure(throughput(workload.batch, tpot), "tok/s", source, error, self.note),
-            Figure(held.total, "B", self._memory_source(), max(held.band / held.total, self.validated.get("memory", 0.0)), ""),
+            Figure(
+                held.total,
+                "B",
+                self._memory_source(),
+                max(held.band / held.total, self.validated.get("memory", 0.0)),
+                "",
+            ),
         )
 
     def _seconds(self, kind: Kind, work: Work) -> float:
@@ -109,8 +116,7 @@ def from_table(table: CostTable, family: Family, target: Target, where: str) -> 
     """The model of a table. Raises AccError ACC602 if the table is of something else than the target."""
     check_table(table, family, target, where)
     rates: dict[Kind, Rates] = {}
-    kinds: tuple[Kind, Kind] = ("prefill", "decode")
-    for kind in kinds:
+    for kind in KINDS:
         samples = table.select(target.quant, kind)
         works = [work_of(family, sample, options_for(target, context=4096, batch=1)) for sample in samples]
         rates[kind] = fit(works, [sample.seconds for sample in samples], [sample.shape for sample in samples])
@@ -119,7 +125,9 @@ def from_table(table: CostTable, family: Family, target: Target, where: str) -> 
         max(sample.depth for sample in table.select(target.quant, "decode")),
     )
     made = table.provenance
-    note = f"measured on {made.device} with {made.engine} {made.engine_version}, {made.threads} threads, {made.date[:10]}"
+    note = (
+        f"measured on {made.device} with {made.engine} {made.engine_version}, {made.threads} threads, {made.date[:10]}"
+    )
     validated = table.validation.p90 if table.validation else {}
     return LlamaCppCostModel(family, target, rates, "interpolated", note, reach, validated)
 
@@ -134,16 +142,22 @@ def check_table(table: CostTable, family: Family, target: Target, where: str) ->
     ):
         if has != wants:
             hint = "measure one with `acc profile`, or choose the target that the table was measured for"
-            raise AccError.of("ACC602", where, f"this cost table is of the {what} `{has}`, and the target needs `{wants}`", hint)
-    for kind in ("prefill", "decode"):
-        if not table.select(target.quant, kind):  # type: ignore[arg-type]
+            raise AccError.of(
+                "ACC602", where, f"this cost table is of the {what} `{has}`, and the target needs `{wants}`", hint
+            )
+    for kind in KINDS:
+        if not table.select(target.quant, kind):
             held = ", ".join(table.formats())
             hint = f"measure it with `acc profile --quant {target.quant}`"
-            raise AccError.of("ACC602", where, f"this cost table has no {kind} samples at {target.quant} (it holds {held})", hint)
+            raise AccError.of(
+                "ACC602", where, f"this cost table has no {kind} samples at {target.quant} (it holds {held})", hint
+            )
     depths = {len(sample.shape.layers) for sample in table.samples}
     if depths != {family.depth}:
         hint = "measure one for this model with `acc profile`"
-        raise AccError.of("ACC602", where, f"this cost table is of models with {depths} layers, this one has {family.depth}", hint)
+        raise AccError.of(
+            "ACC602", where, f"this cost table is of models with {depths} layers, this one has {family.depth}", hint
+        )
 
 
 def work_of(family: Family, sample: Sample, options: Options) -> Work:
@@ -158,7 +172,7 @@ def work_of(family: Family, sample: Sample, options: Options) -> Work:
 
 
 def roofline(device: Device) -> Callable[[str], float]:
-    """Seconds per unit of a class of work at the data sheet's best: bytes at full bandwidth, multiplications at full rate."""
+    """Seconds per unit of a class of work at the data sheet's best: full bandwidth, full multiplication rate."""
     flops = max(device.flops.get(name, 0.0) for name in ("f16", "bf16", "f32"))
 
     def seconds(name: str) -> float:
@@ -191,8 +205,7 @@ def estimate(family: Family, target: Target) -> LlamaCppCostModel:
     used = target.quant if target.quant in nearest["formats"] else next(iter(nearest["formats"]))
     shares = nearest["formats"][used]
     rates: dict[Kind, Rates] = {}
-    kinds: tuple[Kind, Kind] = ("prefill", "decode")
-    for kind in kinds:
+    for kind in KINDS:
         known = shares[kind]
         of_type = {
             prefix: sum(found) / len(found)
@@ -208,7 +221,7 @@ def estimate(family: Family, target: Target) -> LlamaCppCostModel:
 
 
 class _Estimated(dict[str, float]):
-    """Seconds per unit of any class of work: roofline over utilisation; of a type that was not measured, the mean of the others."""
+    """Seconds per unit of work: roofline over utilisation; the mean of the others for a type not measured."""
 
     def __init__(
         self, seconds: Callable[[str], float], known: Mapping[str, float], of_type: Mapping[str, float]

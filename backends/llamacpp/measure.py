@@ -1,8 +1,8 @@
 """Timing many models in interleaved rounds, against drift and noise, so that a killed run loses at most one visit.
 
-In each round every model is visited in a new order. Before each visit the reference (the parent) is timed too: what the
-reference takes now, over what it took on the whole, is how fast the machine is now, and visits are divided by it. Visits
-during which other programs were at work are left out where enough quiet ones remain, and rounds are added until they do.
+In each round every model is visited in a new order. Before each visit the reference (the parent) is timed too: what it
+takes now, over what it took on the whole, is how fast the machine is now, and visits are divided by it. Visits during
+which other programs were at work are left out where enough quiet ones remain, and rounds are added until they do.
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ Note = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class Visit:
-    """One timing of one model: `first[prompt]` seconds to the first token, `step[prompt]` median seconds of a decode after it.
+    """One timing of one model.
 
     Attributes:
+        first: seconds to the first token, by prompt.
+        step: median seconds of a decode after it, by prompt.
         reference: the reference's (first, step) seconds just before.
         others: share of the cores that other programs took.
     """
@@ -63,7 +65,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Schedule:
-    """What a visit measures: prompts, decodes after each, rounds wanted and allowed, and the reference's short prompt."""
+    """What a visit measures: prompts, decodes after each, rounds wanted and allowed."""
 
     prompts: tuple[int, ...]
     steps: int = 12
@@ -145,7 +147,9 @@ def run(
                 random.Random(number).shuffle(left)
                 for name in left:
                     for one in {reference, name} - sessions.keys():
-                        sessions[one] = _opened(models[one], target, schedule, record.path.parent / f"{one}.gguf", stack)
+                        sessions[one] = _opened(
+                            models[one], target, schedule, record.path.parent / f"{one}.gguf", stack
+                        )
                         record.add_memory(one, sessions[one].memory())
                         record.add_details({**sessions[one].details, "engine": asdict(sessions[one].info)})
                     record.add(_visit(name, number, sessions, reference, schedule))
@@ -191,9 +195,7 @@ def _wanted(visits: Sequence[Visit], number: int, schedule: Schedule) -> bool:
     return number < schedule.rounds or sum(visit.others <= QUIET for visit in visits) < max(2, schedule.rounds // 2)
 
 
-def _visit(
-    name: str, number: int, sessions: Mapping[str, LlamaSession], reference: str, schedule: Schedule
-) -> Visit:
+def _visit(name: str, number: int, sessions: Mapping[str, LlamaSession], reference: str, schedule: Schedule) -> Visit:
     mark = Mark.now()
     short = min(schedule.prompts)
     standard = _time(sessions[reference], short, schedule.steps)

@@ -1,8 +1,8 @@
 """What llama.cpp holds in memory for a model of some shape: weights, KV cache, compute buffer, output buffer.
 
 Weights, cache and output follow from sizes and are exact. The compute buffer is the peak of the engine's own allocator
-over the largest graph that it reserves (a whole `ubatch` of tokens, every one with logits); its two peaks below were found by
-varying one size at a time. What the allocator loses between blocks is what `COMPUTE_ERROR` allows for.
+over the largest graph that it reserves (a whole `ubatch` of tokens, every one with logits); its peaks below were found
+by varying one size at a time. What the allocator loses between blocks is what `COMPUTE_ERROR` allows for.
 """
 
 from __future__ import annotations
@@ -42,7 +42,13 @@ class Memory:
 
     def to_json(self) -> Mapping[str, int]:
         """The buffers and their total."""
-        return {"weights": self.weights, "kv": self.kv, "compute": self.compute, "output": self.output, "total": self.total}
+        return {
+            "weights": self.weights,
+            "kv": self.kv,
+            "compute": self.compute,
+            "output": self.output,
+            "total": self.total,
+        }
 
 
 def memory(body: Body, options: Options) -> Memory:

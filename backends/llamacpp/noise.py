@@ -1,4 +1,4 @@
-"""How much other programs disturb a measurement: the share of the machine's cores that is not ours while the clock runs."""
+"""How much other programs disturb a measurement: the share of the cores that is not ours while the clock runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ QUIET = 0.04
 
 @dataclass(frozen=True)
 class Mark:
-    """The clocks at one moment: wall, CPU seconds of the whole machine, CPU seconds of this process and its children."""
+    """The clocks at one moment: wall, CPU seconds of the machine, and of this process and its children."""
 
     wall: float
     machine: float

@@ -1,7 +1,7 @@
 """Probe models: GGUF files of any shape with random weights, which take the engine as long as real weights would.
 
-The engine's time does not depend on the values of the weights as long as they are ordinary numbers, so one tile of random
-blocks per number format is repeated over each tensor; a file of 100 MB is written in a fraction of a second.
+The engine's time does not depend on the values of the weights as long as they are ordinary numbers, so one tile of
+random blocks per number format is repeated over each tensor; a file of 100 MB is written in a fraction of a second.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _TILE = 4096
 """Blocks in a tile, enough for a matrix whose rows all differ within a cache line's neighbourhood."""
 _STD = 0.02
-"""Standard deviation of the weights: that of an ordinary initialisation, far from overflow and from denormal numbers."""
+"""Standard deviation of the weights: an ordinary initialisation's, far from overflow and from denormal numbers."""
 _SCALES: Mapping[str, tuple[int, ...]] = {
     "Q4_0": (0,),
     "Q4_1": (0, 2),
@@ -38,7 +38,7 @@ _SCALES: Mapping[str, tuple[int, ...]] = {
     "IQ4_NL": (0,),
     "IQ4_XS": (0,),
 }
-"""Byte offsets of the float16 scales in a block of each format (ggml-common.h, the block structs); all else may be random."""
+"""Byte offsets of the float16 scales in a block (the structs of ggml-common.h); the rest may be random."""
 
 
 def probe_formats() -> frozenset[str]:

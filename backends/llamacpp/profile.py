@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -45,7 +44,9 @@ def profile(ir: ModelIR, target: Target, ctx: Context) -> Artifact:
         ctx.progress(step, total, what)
 
     seconds = expected_seconds(ir, schedule, len(models) - before)
-    ctx.progress(0, len(models) * schedule.rounds, f"{len(models)} probe models, about {seconds:.0f} s on a quiet machine")
+    ctx.progress(
+        0, len(models) * schedule.rounds, f"{len(models)} probe models, about {seconds:.0f} s on a quiet machine"
+    )
     run(models, PARENT, schedule, target, record, note)
     table = table_of(record, models, schedule, target, ir.family, time.monotonic() - started)
     table.save(ctx.scratch / "table.json")

@@ -1,10 +1,10 @@
-"""What llama.cpp has to do for a model of some shape: matrices in their stored types, and the amounts that time follows.
+"""What llama.cpp has to do for a model of some shape: matrices in their stored types, and the amounts that take time.
 
 The classes of work say what a CPU spends its time on; how long a unit of each takes is fitted to measurements
-(`acc.costfit`). While decoding, every matrix is read once per token: bytes per type, since each type has its own kernel.
-While a prompt is processed, multiplications per type count. Beside them: rows (each dot product has a beginning and an
-end), sub-blocks entered (a graph node costs a barrier between the threads however small it is), and attention, which
-grows with the context.
+(`acc.costfit`). While decoding, every matrix is read once per token: bytes per type, since each type has its own
+kernel. While a prompt is processed, multiplications per type count. Beside them: rows (each dot product has a beginning
+and an end), sub-blocks entered (a graph node costs a barrier between the threads however small it is), and attention,
+which grows with the context.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Body:
 
 
 class Family:
-    """The models that one parent can be cut to, as shapes: much faster than a `draft` of each, and equal to it in effect."""
+    """The models that one parent can be cut to, as shapes: faster than a `draft` of each, and equal to it in effect."""
 
     def __init__(self, ir: ModelIR) -> None:
         """Take from the parent which vectors (norms, biases) a layer has, and which host holds even and uneven shapes.
@@ -69,7 +69,9 @@ class Family:
             raise AccError.of("LC001", ir.family, "acc knows no llama.cpp architecture that holds this family")
         self.name, self.depth = ir.family, ir.depth()
         self._own, self._uneven = HOSTS[family.own], HOSTS.get(family.uneven)
-        self._wide = tuple(ir.dims[f"ffn.{index}"].size if f"ffn.{index}" in ir.dims else 0 for index in range(self.depth))
+        self._wide = tuple(
+            ir.dims[f"ffn.{index}"].size if f"ffn.{index}" in ir.dims else 0 for index in range(self.depth)
+        )
         self._even = choose(ir.resize({}), 32).host
         self._vectors = _vectors(ir)
 
@@ -81,7 +83,9 @@ class Family:
             ValueError: the shape has another depth than the parent.
         """
         if len(shape.layers) != self.depth:
-            raise ValueError(f"the shape has {len(shape.layers)} layers and the parent {self.depth}; dropped ones count")
+            raise ValueError(
+                f"the shape has {len(shape.layers)} layers and the parent {self.depth}; dropped ones count"
+            )
         host = self._own if shape.uniform and not self._needs_uneven(shape) else self._uneven or self._own
         held = self._held(shape, host, types.mix(quant).block)
         return Body(host, held, tuple(self._tensors(held, host, quant)))
@@ -176,7 +180,7 @@ def decode_work(body: Body, depth: float, batch: int = 1) -> Work:
     for matrix in body.matrices:
         work[f"read.{matrix.type}"] += matrix.bytes
         work["rows"] += matrix.shape[0] * batch
-    work["cache"] = batch * depth * body.held.head_dim * sum(layer.heads for layer in body.held.layers)
+    work["cache"] = round(batch * depth * body.held.head_dim * sum(layer.heads for layer in body.held.layers))
     return dict(work + _entered(body, 1))
 
 
