@@ -31,15 +31,25 @@ def dequantized(artifact: Path, weights: Path, out: Path, ir: ModelIR) -> None:
     """
     from acc.checkpoint import Checkpoint, write
 
+    found, tensors, held = read_file(artifact, ir)
+    config: dict[str, Any] = {**Checkpoint.at(weights).config_json, "dtype": "float32"}
+    if "output.weight" in tensors:
+        config["tie_word_embeddings"] = False
+    write(out, config, _restored(found, tensors, ir, held), like=weights)
+
+
+def read_file(artifact: Path, ir: ModelIR) -> tuple[list[Slot], Mapping[str, gguf.ReaderTensor], ModelIR]:
+    """The slots of a file that `lower` wrote for `ir.arch`, its tensors by name, and the padded model that it holds.
+
+    Raises:
+        AccError: LC035 if the file cannot be read or does not hold the tensors that it should.
+    """
     reader = _open(artifact)
     choice = choose(ir, types.mix(_format(reader, artifact)).block).require()
     found = slots(ir, choice)
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     _require_same(artifact, found, tensors)
-    config: dict[str, Any] = {**Checkpoint.at(weights).config_json, "dtype": "float32"}
-    if "output.weight" in tensors:
-        config["tie_word_embeddings"] = False
-    write(out, config, _restored(found, tensors, ir, choice.held), like=weights)
+    return found, tensors, choice.held
 
 
 def _restored(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -127,7 +128,6 @@ def _add_metadata(writer: gguf.GGUFWriter, made: Draft) -> None:
     def sizes(values: Sequence[int]) -> Any:
         return list(values) if made.choice.host.per_layer else values[0]
 
-    writer.add_name(_name(config))
     writer.add_file_type(types.mix(made.quant).file_type)
     writer.add_quantization_version(2)
     writer.add_block_count(len(layers))
@@ -144,6 +144,7 @@ def _add_metadata(writer: gguf.GGUFWriter, made: Draft) -> None:
     _add_rope(writer, config, shape.head_dim)
     _add_family(writer, made)
     vocab.add(writer, made.tokenizer, shape.vocab)
+    _add_name(writer, config)
 
 
 def _add_rope(writer: gguf.GGUFWriter, config: Any, head_dim: int) -> None:
@@ -185,9 +186,14 @@ def _add_family(writer: gguf.GGUFWriter, made: Draft) -> None:
             writer.add_final_logit_softcapping(float(softcap))
 
 
-def _name(config: Any) -> str:
-    name = str(config.get("_name_or_path") or "")
-    return Path(name).name or str(config.get("model_type", "model"))
+def _add_name(writer: gguf.GGUFWriter, config: Any) -> None:
+    """The model's name, unless the engine would look for tokens by it that are not there (llama-vocab.cpp, Phi-3)."""
+    name = Path(str(config.get("_name_or_path") or "")).name or str(config.get("model_type", "model"))
+    tokens = writer.kv_data[0].get("tokenizer.ggml.tokens")
+    known = set(tokens.value) if tokens else set()
+    looks = re.search("phi-?3", name.lower()) and tokens
+    if not looks or {"</s>", "<unk>", "<s>", "<|endoftext|>"} <= known:
+        writer.add_name(name)
 
 
 # Values --------------------------------------------------------------------------------------------------------------

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from acc.backend_api import LoweringPlan
+from acc.backend_api import Backend, LoweringPlan
 from acc.diag import AccError
-from acc.ir import ModelIR
+from acc.ir import Arch, ModelIR
 from acc.passes_api import Context, Pass, PassResult
 
 
@@ -14,7 +14,7 @@ class LowerGGUF(Pass):
     """Write an F16 file in the host architecture that holds the shapes.
 
     Options:
-        allow_fallback: write tensors in another type where theirs does not fit, instead of refusing.
+        allow_fallback: write tensors in another type where a cut made theirs unfit, instead of refusing.
     """
 
     name = "lower-gguf"
@@ -39,16 +39,28 @@ def lower(ir: ModelIR, ctx: Context, quant: str, name: str, allow_fallback: bool
     backend = ctx.backend
     if backend is None:
         raise AccError.of("ACC350", quant, "there is no engine to lower for", "name a target: `--target cpu-llamacpp`")
-    expected = backend.plan(ir, quant)
-    if expected.fallbacks and not allow_fallback:
-        found = [note for note in expected.notes if "fall back" in note.message]
-        told = found[0].message if found else f"{len(expected.fallbacks)} tensors would be stored in another type"
-        hint = "pass --allow-fallback to accept it, or " + (found[0].hint if found else "take another format")
-        raise AccError.of("ACC351", quant, told, hint)
+    if not allow_fallback:
+        _refuse_new_fallbacks(ir, backend, quant)
     moments = ir.artifacts.get("moments")
     out = ctx.scratch / name
     weights = ctx.path(ir.artifacts["weights"])
     return backend.lower(ir, weights, quant, out, ctx, ctx.path(moments) if moments and quant != "f16" else None)
+
+
+def _refuse_new_fallbacks(ir: ModelIR, backend: Backend, quant: str) -> None:
+    """Refuse tensors that the cut made unfit for their type; what the parent's own sizes force is only reported."""
+    plan = backend.plan(ir, quant)
+    if not plan.fallbacks:
+        return
+    forced = {tensor.shape[-1] for tensor in backend.plan(ir.with_arch(Arch()), quant).fallbacks}
+    made = [tensor for tensor in plan.fallbacks if tensor.shape[-1] not in forced]
+    if made:
+        one = made[0]
+        told = (
+            f"{len(made)} tensors would silently become another type, such as {one.name}: {one.type}, not {one.wanted}"
+        )
+        hint = f"its rows have {one.shape[-1]} columns: search on the grid that `acc check` shows, or --allow-fallback"
+        raise AccError.of("ACC351", quant, told, hint)
 
 
 def plan_facts(plan: LoweringPlan, quant: str) -> dict[str, Any]:

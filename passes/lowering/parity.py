@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -40,23 +40,22 @@ class Greedy:
     gap_nats: float
 
 
-def compare(reference: Any, logits: Callable[[Sequence[int]], np.ndarray], tokens: torch.Tensor) -> Parity:
-    """KL over all positions of all samples.
-
-    Args:
-        reference: a PyTorch causal LM.
-        logits: the engine's logits of every position of one sample.
-        tokens: int64 [samples, length].
-    """
+def compare(expected: Sequence[np.ndarray], found: Iterable[np.ndarray]) -> Parity:
+    """KL over all positions of all samples; logits [tokens, vocab] of each."""
     import torch
 
-    found = []
-    for sample in tokens:
-        with torch.no_grad():
-            expected = reference(sample[None], use_cache=False).logits[0]
-        found.append(kl(expected, torch.from_numpy(logits(sample.tolist()))))
-    all_of_them = torch.cat(found)
-    return Parity(float(all_of_them.mean()), float(all_of_them.max()))
+    parts = [kl(torch.from_numpy(p), torch.from_numpy(q)) for p, q in zip(expected, found, strict=True)]
+    whole = torch.cat(parts)
+    return Parity(float(whole.mean()), float(whole.max()))
+
+
+def pytorch_logits(model: Any, tokens: Sequence[int]) -> np.ndarray:
+    """Logits of every position of one sample, float32 [tokens, vocab]."""
+    import torch
+
+    with torch.no_grad():
+        found: np.ndarray = model(torch.tensor([list(tokens)]), use_cache=False).logits[0].float().numpy()
+    return found
 
 
 def kl(expected: torch.Tensor, found: torch.Tensor) -> torch.Tensor:

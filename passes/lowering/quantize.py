@@ -13,7 +13,7 @@ class Quantize(Pass):
 
     Options:
         type: the number format, such as `q4_k_m`; the target's if empty.
-        allow_fallback: write tensors in another type where theirs does not fit, instead of refusing.
+        allow_fallback: write tensors in another type where a cut made theirs unfit, instead of refusing.
     """
 
     name = "quantize"

@@ -19,7 +19,7 @@ from acc.backends.llamacpp.options import options_for
 from acc.backends.llamacpp.session import Child, LlamaSession
 from acc.checkpoint import Checkpoint, write
 from acc.ir import Artifact, ModelIR
-from acc.passes.lowering.parity import kl
+from acc.passes.lowering.parity import kl, pytorch_logits
 from acc.passes_api import Context
 from acc.slicing import cut_tensors
 from acc.trace import trace
@@ -60,6 +60,12 @@ class Lowered:
         """Logits of PyTorch with the weights that the file stores."""
         BACKEND.dequantized(self.file, self.weights, scratch, self.ir)
         return logits(scratch, tokens)
+
+    def imitated(self, tokens: torch.Tensor, stored: Path) -> torch.Tensor:
+        """Logits of PyTorch with the weights in `stored`, its activations rounded as the engine rounds them."""
+        loaded = model.load(stored)
+        BACKEND.imitate(loaded, self.file, self.ir)
+        return torch.from_numpy(pytorch_logits(loaded, tokens.tolist()))
 
 
 def lower(parent: Path, sizes: Mapping[str, int], quant: str, out: Path, moments: Path | None = None) -> Lowered:
