@@ -1,4 +1,4 @@
-"""Make `backends/llamacpp/utilisation.json`: what share of the data sheet's roofline llama.cpp reached, per class of work.
+"""Make `backends/llamacpp/utilisation.json`: the share of the data sheet that llama.cpp reached, per class of work.
 
     python tools/measure_utilisation.py MODEL --target cpu-llamacpp TABLE...
 
