@@ -27,6 +27,8 @@ from acc.ir import ModelIR, ModelShape
 from acc.target import Device, Target, Workload
 
 KINDS: tuple[Kind, Kind] = ("prefill", "decode")
+BARRIER = 1e-6
+"""The unit in which the fixed cost of a sub-block is told: about one barrier between two threads, in seconds."""
 ESTIMATE_ERROR = 0.5
 """Band of an estimate from a data sheet where no validation says better."""
 BATCH_ERROR = 0.3
@@ -183,7 +185,7 @@ def roofline(device: Device) -> Callable[[str], float]:
             return (4.0 if name in ("scores", "cache") else 2.0) / flops
         if name in ("elements", "rows"):
             return 4 / device.bandwidth
-        return 1e-6  # a barrier or a launch
+        return BARRIER
 
     return seconds
 
@@ -202,6 +204,9 @@ def estimate(family: Family, target: Target) -> LlamaCppCostModel:
     names = sorted(measured, key=lambda name: (measured[name]["kind"] != target.device.kind, name))
     nearest = measured[names[0]]
     seconds = roofline(target.device)
+    # What a GPU loses at every sub-block is no matter of its data sheet: kernels wait for each other.
+    launch = utilisation()["launch"].get(target.device.kind)
+    fixed = dict.fromkeys(("attention", "ffn"), launch["seconds"]) if launch else {}
     used = target.quant if target.quant in nearest["formats"] else next(iter(nearest["formats"]))
     shares = nearest["formats"][used]
     rates: dict[Kind, Rates] = {}
@@ -212,7 +217,7 @@ def estimate(family: Family, target: Target) -> LlamaCppCostModel:
             for prefix in ("read", "multiply")
             if (found := [share for name, share in known.items() if name.startswith(prefix + ".")])
         }
-        rates[kind] = Rates(_Estimated(seconds, known, of_type), ESTIMATE_ERROR, ESTIMATE_ERROR)
+        rates[kind] = Rates(_Estimated(seconds, known, of_type, fixed), ESTIMATE_ERROR, ESTIMATE_ERROR)
     note = (
         f"no table of {target.device.name}: data sheet x utilisation of llama.cpp measured on {names[0]} "
         f"({nearest['date'][:10]}, {used})"
@@ -224,12 +229,18 @@ class _Estimated(dict[str, float]):
     """Seconds per unit of work: roofline over utilisation; the mean of the others for a type not measured."""
 
     def __init__(
-        self, seconds: Callable[[str], float], known: Mapping[str, float], of_type: Mapping[str, float]
+        self,
+        seconds: Callable[[str], float],
+        known: Mapping[str, float],
+        of_type: Mapping[str, float],
+        fixed: Mapping[str, float],
     ) -> None:
         super().__init__()
-        self._seconds, self._known, self._of_type = seconds, known, of_type
+        self._seconds, self._known, self._of_type, self._fixed = seconds, known, of_type, fixed
 
     def get(self, name: str, default: Any = None) -> Any:
+        if name in self._fixed:
+            return self._fixed[name]
         share = self._known.get(name) or self._of_type.get(name.partition(".")[0], 1.0)
         # Caches and narrow integers beat the roofline of one device; that is no reason to expect it of another.
         return self._seconds(name) / min(share, 1.0)
