@@ -186,12 +186,20 @@ def _layers_path(model: PreTrainedModel) -> str:
 
 
 def _live(program: ExportedProgram) -> list[Node]:
-    """The nodes that the logits depend on, in order."""
-    needed: set[Node] = set()
-    for node in reversed(program.graph.nodes):
-        if node.op == "output" or node in needed:
-            needed.update(node.all_input_nodes)
-    return [node for node in program.graph.nodes if node in needed and not target_of(node).startswith(_NO_VALUE)]
+    """The nodes that the logits depend on, operands first.
+
+    The order follows from the graph alone: a model that builds things in a `set` (Gemma its rotary tables) exports its
+    nodes in another order in every process.
+    """
+    found: dict[Node, None] = {}
+    todo = [(program.graph.output_node(), False)]
+    while todo:
+        node, ready = todo.pop()
+        if ready:
+            found.setdefault(node)
+        elif node not in found:
+            todo += [(node, True), *((operand, False) for operand in reversed(node.all_input_nodes))]
+    return [node for node in found if node.op != "output" and not target_of(node).startswith(_NO_VALUE)]
 
 
 def _input(graph: Graph, node: Node, target: str, stored: str | None) -> Value:

@@ -8,6 +8,8 @@ sub-blocks from the residual stream (`acc.presence`).
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -92,10 +94,15 @@ def refuse_other_models(config: PretrainedConfig) -> None:
 
 
 def _ops(graph: Graph) -> tuple[Op, ...]:
-    """The graph as the IR keeps it: parameters under their stored names."""
+    """The graph as the IR keeps it: parameters under their stored names, ops numbered in this order."""
     names = {**{node: node.name for node in graph.nodes}, **graph.buffers, **graph.stored}
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    counts: Counter[str] = Counter()
+    for node in calls:
+        base = re.sub(r"_\d+$", "", node.name)
+        names[node] = f"{base}_{counts[base]}" if counts[base] else base
+        counts[base] += 1
     return tuple(
-        Op(node.name, target_of(node), tuple(names[n] for n in node.all_input_nodes), shapes_of(node)[0])
-        for node in graph.nodes
-        if node.op == "call_function"
+        Op(names[node], target_of(node), tuple(names[n] for n in node.all_input_nodes), shapes_of(node)[0])
+        for node in calls
     )
