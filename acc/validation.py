@@ -54,7 +54,8 @@ class ValidationResult:
         off = np.abs(signed)
         predicted = [row.predicted[cost] for row in self.rows]
         measured = [row.measured[cost] for row in self.rows]
-        rank = float(spearmanr(predicted, measured).statistic) if len(self.rows) > 2 else 1.0
+        ranked = len({*predicted}) > 1 and len({*measured}) > 1
+        rank = float(spearmanr(predicted, measured).statistic) if ranked else 1.0
         return Summary(
             float(np.median(off)), float(np.quantile(off, 0.9)), float(off.max()), float(signed.mean()), rank
         )

@@ -56,7 +56,7 @@ def memory(body: Body, options: Options) -> Memory:
     shape = body.held
     flash = options.flash_attn != "off"  # `auto` turns it on wherever the device can, and CPUs can
     cells = _padded(options.context, CELLS)
-    ubatch = min(options.ubatch, options.batch, options.context * options.sequences)
+    ubatch = min(options.ubatch, options.batch, cells * options.sequences)
     keys = [layer.kv_heads * shape.head_dim for layer in shape.layers if not layer.dropped]
     # Without flash attention V lies transposed, as wide as the widest in every layer, even one that has no attention
     # (llama-kv-cache.cpp).
