@@ -6,7 +6,9 @@ import dataclasses
 import itertools
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from engine_files import cpu_target
@@ -106,7 +108,7 @@ def test_every_format_that_acc_writes_can_be_probed() -> None:
     ],
 )
 def test_memory_is_what_the_engine_reports(
-    tmp_path: Path, sizes: dict[str, int], quant: str, held: int, batch: int, options: dict[str, object]
+    tmp_path: Path, sizes: dict[str, int], quant: str, held: int, batch: int, options: dict[str, Any]
 ) -> None:
     ir = traced("llama", vocab_size=16384)
     cut = ir.resize(sizes)
@@ -166,7 +168,7 @@ def test_visits_survive_a_kill(llama: ModelIR, tmp_path: Path) -> None:
     assert Record(file, "another plan").visits == []
 
 
-def _interrupt_at(count: int) -> object:
+def _interrupt_at(count: int) -> Callable[[int, int, str], None]:
     def note(step: int, total: int, what: str) -> None:
         if step == count:
             raise KeyboardInterrupt

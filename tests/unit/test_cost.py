@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from acc.cost import CostTable, MemorySample, Provenance, Sample, Validation
+from acc.cost import CostTable, Kind, MemorySample, Provenance, Sample, Validation
 from acc.costfit import Work, choose, fit
 from acc.diag import AccError
 from acc.ir import LayerShape, ModelShape
@@ -32,10 +32,11 @@ def shape(depth: int = 3, ffn: int = 512) -> ModelShape:
 
 def table() -> CostTable:
     made = Provenance("a cpu", "llamacpp", "1", "AVX2", 2, "2026-12-01T00:00:00+00:00", 0.01, 30.0, {"ubatch": 512})
+    kinds: tuple[tuple[Kind, int], ...] = (("prefill", 128), ("decode", 1))
     samples = [
         Sample(shape(ffn=ffn), "q8_0", kind, tokens, 128, 1e-3 * ffn, 0.01)
         for ffn in (256, 512)
-        for kind, tokens in (("prefill", 128), ("decode", 1))  # type: ignore[assignment]
+        for kind, tokens in kinds
     ]
     memory = MemorySample(shape(ffn=256), "q8_0", 512, 1, {"weights": 10, "total": 20})
     return CostTable(made, "llama", tuple(samples), (memory,), Validation(10, {"tpot": 0.02}, {"tpot": 0.04}, "2026"))
