@@ -21,6 +21,11 @@ def damped(moments: torch.Tensor, fraction: float = DAMPING) -> torch.Tensor:
     return moments + ridge * torch.eye(len(moments), dtype=moments.dtype, device=moments.device)
 
 
+def shrunk(moments: torch.Tensor, share: float) -> torch.Tensor:
+    """The second moments with everything off the diagonal shrunk by a share."""
+    return (1 - share) * moments + share * torch.diag(moments.diagonal())
+
+
 def inverse(matrix: torch.Tensor) -> torch.Tensor:
     """The inverse of a symmetric positive definite matrix."""
     return torch.cholesky_inverse(torch.linalg.cholesky(matrix))

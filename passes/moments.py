@@ -7,7 +7,8 @@ A folder with `meta.json` (`tokens`: what the sums are over; `length`, `samples`
   layer's is taken over every eighth position. A tied output layer has its keys under both of its names.
 - `absmean/<weight>` [in]: mean absolute value of the same inputs.
 - `norm/<gain>` [hidden]: mean square of a norm's output before its gain, that is of x / rms(x), so its mean is 1.
-- `norm_absmean/<gain>` [hidden]: mean absolute value of a norm's output after its gain.
+- `norm_output/<gain>`, `norm_absmean/<gain>` [hidden]: mean square and mean absolute value of a norm's output after
+  its gain.
 - `stream/<layer>` []: mean square of the hidden states that enter a layer; `stream/<depth>` after the last.
 """
 

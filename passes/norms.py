@@ -61,7 +61,7 @@ def probe_offset(norm: nn.Module) -> float:
     """The c of a norm that computes n(x) (c + weight), from its outputs for weight 0 and weight 1."""
     probe = copy.deepcopy(norm).to_empty(device="cpu").float()
     size = next(probe.parameters()).shape[0]
-    x = torch.linspace(-1, 2, size).unsqueeze(0)
+    x = torch.linspace(-1, 2, size, device="cpu").unsqueeze(0)
     outputs = []
     for gain in (0.0, 1.0):
         for parameter in probe.parameters():

@@ -184,17 +184,21 @@ class _ParentLayer:
         with watch_inputs(modules, lambda name, x: self.inputs[name].append(x)):
             self.out = [stream.layer(index, batch) for batch in states]
         self.gains = self._gains()
+        self.bases = {name: self._base(name) for name in self.gains}
 
     def delta(self, name: str, batch: int, cut: torch.Tensor) -> torch.Tensor | None:
         """How far the stream that a writer adds to is off in the cut model, in units of the writer's output; None
         for a matrix that is no writer, or whose output passes a norm before it is added."""
-        gain = self.gains.get(name)
-        if gain is None:
+        if name not in self.gains:
             return None
-        stream = self.states[batch]
-        if name == self.writers[-1]:
-            stream = self.out[batch] - gain * self._written(name, batch).view_as(stream)
-        return ((stream - cut) / gain).reshape(-1, cut.shape[-1])
+        return ((self.bases[name][batch] - cut) / self.gains[name]).reshape(-1, cut.shape[-1])
+
+    def _base(self, name: str) -> States:
+        """The stream that a writer adds to, by batch."""
+        if name != self.writers[-1]:
+            return self.states
+        outputs = (self._written(name, batch).view_as(out) for batch, out in enumerate(self.out))
+        return [out - self.gains[name] * output for out, output in zip(self.out, outputs, strict=True)]
 
     def _stages(self, hidden: torch.Tensor) -> list[list[Tensor]]:
         order: dict[int, list[Tensor]] = {}
@@ -209,7 +213,7 @@ class _ParentLayer:
         return list(order.values())
 
     def _written(self, name: str, batch: int) -> torch.Tensor:
-        """The output [rows, out] of a writer."""
+        """The output [rows, out] of a writer, while the parent's tensors are in place."""
         written: torch.Tensor = self.masked.module(name)(self.inputs[name][batch])
         return written
 

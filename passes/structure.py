@@ -5,7 +5,6 @@ Nothing here looks at a name's spelling, except that a tensor `a.b.weight` belon
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from acc.ir import Arch, ModelIR, Tensor, dims_of
@@ -47,13 +46,6 @@ def columns_of(ir: ModelIR, tensor: Tensor, dim: str) -> tuple[tuple[int, ...], 
         arch = Arch({dim: 1}, {dim: (index,)})
         found.append(tuple(whole.with_arch(arch).axis_indices(axis)))
     return tuple(found)
-
-
-def readers(ir: ModelIR, names: Iterable[str]) -> list[Tensor]:
-    """Those of the named matrices that read the residual stream: their input axis is the hidden dim."""
-    hidden = ir.select("hidden")[0].name
-    found = (ir.tensors[name] for name in names if name in ir.tensors)
-    return [tensor for tensor in found if tensor.axes[1] == ((hidden,),)]
 
 
 def gains(ir: ModelIR) -> list[Tensor]:

@@ -120,6 +120,7 @@ class _Watch:
         self.means.add(f"norm/{name}", (square / mean).sum(0), len(x))
 
     def norm_output(self, name: str, x: torch.Tensor) -> None:
+        self.means.add(f"norm_output/{name}", x.square().sum(0), len(x))
         self.means.add(f"norm_absmean/{name}", x.abs().sum(0), len(x))
 
     def named(self, values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -11,7 +11,7 @@ from acc.checkpoint import Checkpoint
 from acc.ir import Dim, ModelIR
 from acc.passes import least_squares as ls
 from acc.passes.moments import Moments
-from acc.passes.structure import Consumer, consumers, readers
+from acc.passes.structure import Consumer, consumers, gains
 from acc.passes_api import Context, Pass, PassResult
 
 Method = Literal["obs", "actnorm", "absmean"]
@@ -24,6 +24,7 @@ class Order(Pass):
         method: `obs`: least loss after a refit, removed step by step (ZipLM); `actnorm`: mean square activation times
             column norm; `absmean`: mean absolute activation (Minitron, arXiv 2407.14679), the baseline.
         step: columns that `obs` removes at a time.
+        shrink: share by which `obs` shrinks the correlations of inputs, which few tokens overstate; 1 is `actnorm`.
     """
 
     name = "order"
@@ -34,6 +35,7 @@ class Order(Pass):
 
     method: Method = "obs"
     step: int = 16
+    shrink: float = 0.3
 
     def run(self, ir: ModelIR, ctx: Context) -> PassResult:
         moments = Moments.read(ctx.path(ir.artifacts["moments"]))
@@ -44,7 +46,7 @@ class Order(Pass):
             ctx.progress(number, len(dims), dim.name)
             orders[dim.name] = self.of_dim(ir, dim, moments, weights)
         for dim in ir.select("hidden", free=True):
-            orders[dim.name] = self.of_hidden(ir, dim, moments, weights)
+            orders[dim.name] = self.of_hidden(ir, moments)
         ctx.progress(len(dims), len(dims))
         (ctx.scratch / "orders").mkdir(parents=True, exist_ok=True)
         (ctx.scratch / "orders" / "orders.json").write_text(json.dumps(orders), "utf-8")
@@ -57,7 +59,8 @@ class Order(Pass):
         if self.method == "obs" and len(found) == 1:
             one = found[0]
             weight = weights.read(one.tensor.name).float()
-            return ls.obs_order(weight, moments[f"full/{one.tensor.name}"], one.columns, self.step)
+            inputs = ls.shrunk(moments[f"full/{one.tensor.name}"], self.shrink)
+            return ls.obs_order(weight, inputs, one.columns, self.step)
         scores = sum((self.scores(one, moments, weights) for one in found), torch.zeros(dim.size))
         return by_score(scores)
 
@@ -69,24 +72,12 @@ class Order(Pass):
         weight = weights.read(one.tensor.name).float()
         return ls.contribution(weight, moments[f"full/{one.tensor.name}"], one.columns)
 
-    def of_hidden(self, ir: ModelIR, dim: Dim, moments: Moments, weights: Checkpoint) -> list[int]:
-        """One order for the whole residual stream."""
-        if self.method == "absmean":
-            means = [moments[key] for key in moments.values if key.startswith("norm_absmean/")]
-            return by_score(torch.stack([value for value in means if len(value) == dim.size]).sum(0))
-        return by_score(read_energy(ir, moments, weights))
-
-
-def read_energy(ir: ModelIR, moments: Moments, weights: Checkpoint) -> torch.Tensor:
-    """Score [hidden]: the share of each coordinate in the outputs of all matrices that read the stream, summed."""
-    total: torch.Tensor | None = None
-    for tensor in readers(ir, moments.names("diag")):
-        energy = moments[f"diag/{tensor.name}"] * weights.read(tensor.name).float().square().sum(0)
-        share = energy / energy.sum()
-        total = share if total is None else total + share
-    if total is None:
-        raise ValueError("no matrix reads the residual stream")
-    return total
+    def of_hidden(self, ir: ModelIR, moments: Moments) -> list[int]:
+        """One order for the whole residual stream: the outputs of the norms inside the layers, their sizes summed."""
+        kind = "norm_absmean" if self.method == "absmean" else "norm_output"
+        inside = [tensor.name for tensor in gains(ir) if tensor.presence]
+        scores = torch.stack([moments[f"{kind}/{name}"] for name in inside])
+        return by_score((scores if self.method == "absmean" else scores.sqrt()).sum(0))
 
 
 def by_score(scores: torch.Tensor) -> list[int]:

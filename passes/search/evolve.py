@@ -76,7 +76,7 @@ def _mutation(
     score: Callable[[int, Choice], float],
     random_: random.Random,
 ) -> Picked | None:
-    """A new architecture, two layers away, that keeps the limits; of those drawn the one with the least block scores."""
+    """An architecture two layers away that keeps the limits; of those drawn the one with the least block scores."""
     candidates: dict[Picked, float] = {}
     for _ in range(DRAWS):
         mutant = list(best)

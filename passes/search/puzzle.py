@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from acc.diag import AccError
-from acc.ir import ModelIR
+from acc.ir import Arch, ModelIR
 from acc.passes.search import choose
 from acc.passes.search.blockscores import BlockScores
 from acc.passes.search.evolve import Evolved, Picked, evolve
@@ -70,7 +70,9 @@ class Puzzle(Pass):
 
     def run(self, ir: ModelIR, ctx: Context) -> PassResult:
         where = ctx.target.name if ctx.target else self.name
-        budget, space = task(ir, ctx, self.limits(), self.margin, ffn=self.ffn, heads=self.heads, hidden=self.hidden)
+        budget, space = task(
+            ir, ctx, given_limits(self), self.margin, ffn=self.ffn, heads=self.heads, hidden=self.hidden
+        )
         choose.refuse_hopeless(budget, space, self.depth, where)
         study = Study.of(
             ir, ctx, tokens=self.tokens, length=self.length, stride=self.stride, fit=self.fit, data=self.data
@@ -99,11 +101,6 @@ class Puzzle(Pass):
             "sizes": sizes,
         }
         return PassResult(ir.resize(sizes), facts)
-
-    def limits(self) -> list[Limit]:
-        """The limits given as options. Raises AccError ACC401 or ACC402."""
-        given = {name: getattr(self, name) for name in NAMES}
-        return [Limit.parse(name, text, f"{self.name}{{{name}}}") for name, text in given.items() if text]
 
     def starts(self, study: Study, budget: Budget, space: Space, scores: BlockScores) -> list[Start]:
         """The best sums of block scores for every width of the stream, with and without dropped layers."""
@@ -139,6 +136,12 @@ class Puzzle(Pass):
         )
 
 
+def given_limits(one: Pass) -> list[Limit]:
+    """The limits that a search was given as options. Raises AccError ACC401 or ACC402."""
+    given = {name: getattr(one, name) for name in NAMES}
+    return [Limit.parse(name, text, f"{one.name}{{{name}}}") for name, text in given.items() if text]
+
+
 def task(
     ir: ModelIR, ctx: Context, limits: Sequence[Limit], margin: float, *, ffn: int, heads: int, hidden: int
 ) -> tuple[Budget, Space]:
@@ -153,7 +156,7 @@ def task(
     target = ctx.target.with_limits(limits)
     table = ir.artifacts.get("table")
     model = ctx.backend.cost_model(ctx.path(table) if table else None, ir, target)
-    budget = Budget.of(model, target.workload, ir.with_arch(type(ir.arch)()).model_shape(), target.limits, margin)
+    budget = Budget.of(model, target.workload, ir.with_arch(Arch()).model_shape(), target.limits, margin)
     space = space_of(ir, ctx.backend.check(ir, target).grid, ffn=ffn, heads=heads, hidden=hidden)
     return budget, space
 
