@@ -110,11 +110,13 @@ def rounds(report: Report, name: LimitName) -> Markup | None:
         return None
     canvas = Canvas(WIDTH / 2 - 10, 190, f"bench rounds: {units.COST_NAMES[name]}")
     top, height = 1.12 * max(values), 130.0
-    canvas.text(LEFT, 12, units.COST_NAMES[name], "title")
+    unit = LIMIT_UNITS[name]
+    title = units.COST_NAMES[name] + (f", {unit}" if unit == "tok/s" else "")
+    canvas.text(LEFT, 12, title, "title")
     for tick in ticks(top):
         y = 24 + height * (1 - tick / top)
         canvas.line(LEFT, y, canvas.width - RIGHT, y, "grid")
-        canvas.text(LEFT - 8, y + 4, written(tick, LIMIT_UNITS[name]) if tick else "0", anchor="end")
+        canvas.text(LEFT - 8, y + 4, _tick(tick, unit), anchor="end")
     most = max(len(numbers) for numbers, _ in series)
     for numbers, class_ in series:
         median = sorted(numbers)[len(numbers) // 2] if numbers else 0.0
@@ -122,10 +124,15 @@ def rounds(report: Report, name: LimitName) -> Markup | None:
         canvas.line(LEFT, level, canvas.width - RIGHT, level, f"median {class_}", f"{class_}, median")
         for index, number in enumerate(numbers):
             x = LEFT + (canvas.width - LEFT - RIGHT) * (index + 0.5) / most
-            tip = f"{class_}, round {index + 1}: {written(number, LIMIT_UNITS[name])}"
+            tip = f"{class_}, round {index + 1}: {written(number, unit)}"
             canvas.circle(x, 24 + height * (1 - number / top), 4, f"measured {class_}", tip)
     canvas.text(LEFT + (canvas.width - LEFT - RIGHT) / 2, 182, "round", anchor="middle")
     return canvas.markup()
+
+
+def _tick(value: float, unit: str) -> str:
+    """An axis label: short, as the margin is narrow; the unit of a rate is in the title."""
+    return f"{value:,.0f}" if unit == "tok/s" or not value else written(value, unit)
 
 
 def stages(done: Sequence[Stage]) -> Markup:

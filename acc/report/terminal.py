@@ -18,7 +18,7 @@ _LEVELS = {"error": "red", "warning": "yellow", "note": "dim"}
 
 
 def summary(report: Report) -> Group:
-    """Everything that fits a screen; `report.html` has the rest."""
+    """What fits a screen; `report.html` has the rest."""
     parts: list[RenderableType] = [_head(report), Text(), _costs(report), Text(), _models(report)]
     if report.quality or report.parity:
         parts += [Text(), _quality(report)]
@@ -35,7 +35,7 @@ def summary(report: Report) -> Group:
         slowest = sorted(report.stages, key=lambda stage: -stage.seconds)[:4]
         told = ", ".join(f"{stage.name} {units.duration(stage.seconds)}" for stage in slowest)
         parts += [Text(), Text(f"{units.duration(report.seconds)} in all: {told}", "dim")]
-    parts += [Text(f"run it: {line}") for line in report.run]
+    parts += [Text(f"run it: {line}") for line in report.run[:1]]
     return Group(*parts)
 
 
@@ -50,7 +50,7 @@ def _head(report: Report) -> Text:
 
 def _costs(report: Report) -> Table:
     table = Table(title="costs", title_justify="left", title_style="bold", box=None, pad_edge=False)
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     table.add_column("limit", justify="right")
     for side in ("parent", "child"):
         for kind in ("predicted", "measured"):

@@ -38,7 +38,8 @@ def figure(number: Figure | None) -> str:
     """A figure with its band; a dash where there is none. The provenance is shown beside it, not in it."""
     if number is None:
         return "–"
-    band = f" ± {100 * number.error:.2g} %" if number.error else ""
+    percent = 100 * number.error
+    band = f" ± {percent:.{0 if percent >= 10 else 1}f} %" if number.error else ""
     return written(number.value, number.unit) + band
 
 

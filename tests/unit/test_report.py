@@ -98,7 +98,7 @@ def test_terminal_keeps_predicted_and_measured_apart() -> None:
     head = next(line for line in told.splitlines() if "parent, predicted" in line)
     row = next(line for line in told.splitlines() if line.startswith("time per output token"))
     columns = [head.index(name) + len(name) for name in ("child, predicted", "child, measured")]
-    assert row[: columns[0]].endswith("4.36 ms ± 5 %")
+    assert row[: columns[0]].endswith("4.36 ms ± 5.0 %")
     assert row[: columns[1]].endswith("4.27 ms ± 1.5 %")
     assert "fallback: 1 tensor (594 KiB) stored as Q5_0, not Q4_K" in told
     assert "est." not in told
