@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 from acc import targetfiles
-from acc.backends.llamacpp.cost import KINDS, from_table, roofline
+from acc.backends.llamacpp.cost import KINDS, fit_table, roofline
 from acc.backends.llamacpp.work import Family
 from acc.cost import CostTable
 from acc.parent import open_parent
@@ -40,12 +41,13 @@ def main() -> None:
         table = CostTable.load(path)
         provenance = table.provenance
         for quant in table.formats():
-            model = from_table(table, family, replace(target, quant=quant), str(path))
+            # Large models are what other devices are estimated for: nothing of them stays in caches.
+            rates, _ = fit_table(table, family, replace(target, quant=quant), caches=(math.inf,))
             best = roofline(target.device)
             found[quant] = {
                 kind: {
                     name: float(f"{best(name) / seconds:.3g}")
-                    for name, seconds in model.rates[kind].seconds.items()
+                    for name, seconds in rates[kind].seconds.items()
                     if seconds > 0
                 }
                 for kind in KINDS

@@ -8,7 +8,8 @@ utilisation that the same engine reached on the nearest device that was measured
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
@@ -18,7 +19,7 @@ from typing import Any
 from acc.backend_api import CostModel
 from acc.backends.llamacpp import types
 from acc.backends.llamacpp.memory import memory
-from acc.backends.llamacpp.options import Options, options_for
+from acc.backends.llamacpp.options import options_for
 from acc.backends.llamacpp.work import Body, Family, decode_work, prefill_work
 from acc.cost import Costs, CostTable, Figure, Kind, Sample, Source, throughput
 from acc.costfit import Rates, Work, fit
@@ -29,6 +30,8 @@ from acc.target import Device, Target, Workload
 KINDS: tuple[Kind, Kind] = ("prefill", "decode")
 BARRIER = 1e-6
 """The unit in which the fixed cost of a sub-block is told: about one barrier between two threads, in seconds."""
+CACHES = (math.inf, *(size << 20 for size in (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384)))
+"""Sizes of what stays in the processor's caches that the fit tries; a virtual machine does not tell its share."""
 ESTIMATE_ERROR = 0.5
 """Band of an estimate from a data sheet where no validation says better."""
 BATCH_ERROR = 0.3
@@ -44,6 +47,8 @@ class LlamaCppCostModel(CostModel):
         source: `interpolated` from a measured table, or `estimated`.
         note: what the rates rest on.
         reach: the longest prompt and the greatest depth that were measured; beyond it a figure is an estimate.
+        validated: p90 of the errors on held-out models, by cost, where the table was validated.
+        cache: bytes that stay in the processor's caches between tokens, as fitted.
     """
 
     family: Family
@@ -53,12 +58,15 @@ class LlamaCppCostModel(CostModel):
     note: str
     reach: tuple[int, int]
     validated: Mapping[str, float]
+    cache: float = math.inf
 
     def predict(self, shape: ModelShape, workload: Workload) -> Costs:
         """Costs of a shape: TTFT of the whole prompt, TPOT at the middle of the output, memory for what is held."""
         body = self.family.body(shape, self.target.quant)
         options = options_for(self.target, context=workload.held, batch=workload.batch)
-        ttft = workload.batch * self._seconds("prefill", prefill_work(body, workload.prompt, options.ubatch))
+        ttft = workload.batch * self._seconds(
+            "prefill", prefill_work(body, workload.prompt, options.ubatch, self.cache)
+        )
         depth = workload.prompt + workload.output / 2
         tpot = self._decode(body, depth, workload.batch)
         held = memory(body, options)
@@ -83,7 +91,7 @@ class LlamaCppCostModel(CostModel):
 
     def _decode(self, body: Body, depth: float, batch: int) -> float:
         """Seconds of one step; in a batch a matrix is read once, and multiplied for each request as in a prompt."""
-        work = dict(decode_work(body, depth, batch))
+        work = dict(decode_work(body, depth, batch, self.cache))
         if batch == 1:
             return self._seconds("decode", work)
         columns = prefill_work(body, batch, batch)
@@ -117,11 +125,7 @@ def cost_model(table: Path | None, ir: ModelIR, target: Target) -> CostModel:
 def from_table(table: CostTable, family: Family, target: Target, where: str) -> LlamaCppCostModel:
     """The model of a table. Raises AccError ACC602 if the table is of something else than the target."""
     check_table(table, family, target, where)
-    rates: dict[Kind, Rates] = {}
-    for kind in KINDS:
-        samples = table.select(target.quant, kind)
-        works = [work_of(family, sample, options_for(target, context=4096, batch=1)) for sample in samples]
-        rates[kind] = fit(works, [sample.seconds for sample in samples], [sample.shape for sample in samples])
+    rates, cache = fit_table(table, family, target)
     reach = (
         max(sample.tokens for sample in table.select(target.quant, "prefill")),
         max(sample.depth for sample in table.select(target.quant, "decode")),
@@ -131,7 +135,7 @@ def from_table(table: CostTable, family: Family, target: Target, where: str) -> 
         f"measured on {made.device} with {made.engine} {made.engine_version}, {made.threads} threads, {made.date[:10]}"
     )
     validated = table.validation.p90 if table.validation else {}
-    return LlamaCppCostModel(family, target, rates, "interpolated", note, reach, validated)
+    return LlamaCppCostModel(family, target, rates, "interpolated", note, reach, validated, cache)
 
 
 def check_table(table: CostTable, family: Family, target: Target, where: str) -> None:
@@ -162,12 +166,27 @@ def check_table(table: CostTable, family: Family, target: Target, where: str) ->
         )
 
 
-def work_of(family: Family, sample: Sample, options: Options) -> Work:
+def fit_table(
+    table: CostTable, family: Family, target: Target, caches: Sequence[float] = CACHES
+) -> tuple[dict[Kind, Rates], float]:
+    """Rates of a table's samples in the target's format, and the size of the caches that explains them best."""
+    ubatch = options_for(target, context=1, batch=1).ubatch
+
+    def fitted(kind: Kind, cache: float) -> Rates:
+        samples = table.select(target.quant, kind)
+        works = [work_of(family, sample, ubatch, cache) for sample in samples]
+        return fit(works, [sample.seconds for sample in samples], [sample.shape for sample in samples])
+
+    cache = min(caches, key=lambda size: fitted("decode", size).error)
+    return {kind: fitted(kind, cache) for kind in KINDS}, cache
+
+
+def work_of(family: Family, sample: Sample, ubatch: int, cache: float) -> Work:
     """The work that a sample measured."""
     body = family.body(sample.shape, sample.quant)
     if sample.kind == "decode":
-        return decode_work(body, sample.depth)
-    return prefill_work(body, sample.tokens, options.ubatch)
+        return decode_work(body, sample.depth, 1, cache)
+    return prefill_work(body, sample.tokens, ubatch, cache)
 
 
 # Without a table -----------------------------------------------------------------------------------------------------

@@ -2,9 +2,10 @@
 
 The classes of work say what a CPU spends its time on; how long a unit of each takes is fitted to measurements
 (`acc.costfit`). While decoding, every matrix is read once per token: bytes per type, since each type has its own
-kernel. While a prompt is processed, multiplications per type count. Beside them: rows (each dot product has a beginning
-and an end), sub-blocks entered (a graph node costs a barrier between the threads however small it is), and attention,
-which grows with the context.
+kernel, and those bytes once more that do not stay in the caches from token to token (`spill`). While a prompt is
+processed, multiplications per type count. Beside them: rows (each dot product has a beginning and an end), sub-blocks
+entered (a graph node costs a barrier between the threads however small it is), and attention, which grows with the
+context.
 """
 
 from __future__ import annotations
@@ -174,18 +175,24 @@ def _vectors(ir: ModelIR) -> tuple[tuple[str, str], ...]:
 # Amounts -------------------------------------------------------------------------------------------------------------
 
 
-def decode_work(body: Body, depth: float, batch: int = 1) -> Work:
-    """What one decoding step does: one token of each of `batch` requests that hold `depth` tokens each."""
+def decode_work(body: Body, depth: float, batch: int = 1, cache: float = math.inf) -> Work:
+    """What one decoding step does: one token of each of `batch` requests that hold `depth` tokens each.
+
+    Args:
+        cache: bytes that stay in the processor's caches from step to step; what is read beyond them is spilled.
+    """
     work: Counter[str] = Counter()
     for matrix in body.matrices:
         work[f"read.{matrix.type}"] += matrix.bytes
         work["rows"] += matrix.shape[0] * batch
     work["cache"] = round(batch * depth * body.held.head_dim * sum(layer.heads for layer in body.held.layers))
+    work["spill"] = round(max(0.0, _streamed(body) + batch * depth * body.held.kv_bytes_per_token() - cache))
     return dict(work + _entered(body, 1))
 
 
-def prefill_work(body: Body, prompt: int, ubatch: int) -> Work:
-    """What a prompt on an empty cache does; the output matrix multiplies the last token alone."""
+def prefill_work(body: Body, prompt: int, ubatch: int, cache: float = math.inf) -> Work:
+    """What a prompt on an empty cache does; the output matrix multiplies the last token alone. `cache` as above."""
+    graphs = -(-prompt // ubatch)
     work: Counter[str] = Counter()
     for matrix in body.matrices:
         if matrix.kind == "output":
@@ -200,7 +207,13 @@ def prefill_work(body: Body, prompt: int, ubatch: int) -> Work:
     work["scores"] = heads * sum(
         min(ubatch, prompt - start) * (start + min(ubatch, prompt - start)) for start in range(0, prompt, ubatch)
     )
-    return dict(work + _entered(body, -(-prompt // ubatch)))
+    work["spill"] = round(graphs * max(0.0, _streamed(body) - cache))
+    return dict(work + _entered(body, graphs))
+
+
+def _streamed(body: Body) -> int:
+    """Bytes of weights that every graph reads from end to end."""
+    return sum(matrix.bytes for matrix in body.matrices)
 
 
 def _entered(body: Body, times: int) -> Counter[str]:

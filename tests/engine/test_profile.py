@@ -80,6 +80,8 @@ def test_work_grows_with_what_makes_it(llama: ModelIR) -> None:
     assert decode_work(whole, 9)["read.Q8_0"] - decode_work(cut, 9)["read.Q8_0"] == saved * 34 / 32
     assert prefill_work(whole, 10, 512)["multiply.Q8_0"] - prefill_work(cut, 10, 512)["multiply.Q8_0"] == 10 * saved
     assert decode_work(whole, 200)["cache"] == 2 * decode_work(whole, 100)["cache"]
+    assert decode_work(whole, 0, 1, whole.weight_bytes + 1)["spill"] == 0
+    assert decode_work(whole, 0, 1, 1000)["spill"] == decode_work(whole, 0)["read.Q8_0"] - 1000
     # Two graphs: the first sees its own tokens, the second all.
     assert prefill_work(whole, 768, 512)["scores"] == 4 * 8 * 32 * (512 * 512 + 256 * 768)
 
