@@ -170,7 +170,7 @@ def check(
         backend, ir = backend_of(chosen), subject(model, opened)
     found, plan = backend.check(ir, chosen), backend.plan(ir, chosen.quant)
     emit(show.check_json(found, plan)) if as_json else show.check(found, plan, chosen)
-    tell([*found.diagnostics, *plan.notes])
+    tell(dict.fromkeys([*found.diagnostics, *plan.notes]))
     if any(one.level == "error" for one in found.diagnostics):
         raise typer.Exit(2)
 
