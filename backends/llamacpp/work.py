@@ -187,7 +187,7 @@ def decode_work(body: Body, depth: float, batch: int = 1, cache: float = math.in
         work["rows"] += matrix.shape[0] * batch
     work["cache"] = round(batch * depth * body.held.head_dim * sum(layer.heads for layer in body.held.layers))
     work["spill"] = round(max(0.0, _streamed(body) + batch * depth * body.held.kv_bytes_per_token() - cache))
-    return dict(work + _entered(body, 1))
+    return {**work, **_entered(body, 1)}
 
 
 def prefill_work(body: Body, prompt: int, ubatch: int, cache: float = math.inf) -> Work:
@@ -208,7 +208,7 @@ def prefill_work(body: Body, prompt: int, ubatch: int, cache: float = math.inf) 
         min(ubatch, prompt - start) * (start + min(ubatch, prompt - start)) for start in range(0, prompt, ubatch)
     )
     work["spill"] = round(graphs * max(0.0, _streamed(body) - cache))
-    return dict(work + _entered(body, graphs))
+    return {**work, **_entered(body, graphs)}
 
 
 def _streamed(body: Body) -> int:
@@ -216,8 +216,8 @@ def _streamed(body: Body) -> int:
     return sum(matrix.bytes for matrix in body.matrices)
 
 
-def _entered(body: Body, times: int) -> Counter[str]:
+def _entered(body: Body, times: int) -> Work:
     """Sub-blocks entered, each some twenty graph nodes, and the call itself."""
     layers = [layer for layer in body.held.layers if not layer.dropped]
     attention, ffn = sum(layer.heads > 0 for layer in layers), sum(layer.ffn > 0 for layer in layers)
-    return Counter({"attention": times * attention, "ffn": times * ffn, "calls": times})
+    return {"attention": times * attention, "ffn": times * ffn, "calls": times}
