@@ -1,4 +1,4 @@
-"""The contract of a backend: one serving engine; what it can run, what it costs, how a model is handed over, how it is run.
+"""The contract of a backend: one serving engine; what it can run, what it costs, how a model is handed over and run.
 
 Engines run in child processes. A missing, crashing or hanging engine raises AccError; it never takes acc down.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EngineInfo:
-    """One usable installation of an engine: how it was found (`wheel`, `folder`, `built`), version, build flags, where."""
+    """One usable installation of an engine: how it was found (`wheel`, `folder`, `built`), version, build flags."""
 
     engine: str
     origin: str
@@ -38,7 +38,10 @@ class EngineInfo:
 
 @dataclass(frozen=True)
 class Grid:
-    """Sizes of one role that the engine runs on its fast path: multiples of `step`, at least `minimum`; one size for all layers if `uniform`."""
+    """Sizes of one role that the engine runs on its fast path: multiples of `step`, at least `minimum`.
+
+    `uniform`: all layers must have one size.
+    """
 
     role: Role
     step: int = 1
@@ -49,7 +52,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class TensorPlan:
-    """How one tensor of the artifact will be stored. `wanted` differs from `type` where the engine's format forces a fallback."""
+    """How one tensor of the artifact is stored; `wanted` differs from `type` where the format forces a fallback."""
 
     name: str
     shape: tuple[int, ...]
@@ -132,7 +135,7 @@ class Session(ABC):
 
     @abstractmethod
     def time(self, workload: Workload) -> tuple[float, float]:
-        """One round: seconds to the first token after the prompt (TTFT), and seconds per output token after it (TPOT)."""
+        """One round: seconds to the first token after the prompt (TTFT), and per output token after it (TPOT)."""
 
     @abstractmethod
     def memory(self) -> Mapping[str, int]:
@@ -140,7 +143,7 @@ class Session(ABC):
 
 
 class Backend(ABC):
-    """One engine. Class attributes: its `name` in targets, the contract's `api` number, the artifact kind that it loads."""
+    """One engine. Class attributes: its `name` in targets, the contract's `api` number, the artifact it loads."""
 
     name: ClassVar[str]
     api: ClassVar[int] = 1
@@ -178,11 +181,11 @@ class Backend(ABC):
     def lower(
         self, ir: ModelIR, weights: Path, quant: str, out: Path, ctx: Context, moments: Path | None = None
     ) -> LoweringPlan:
-        """Write the artifact `out` from the (already cut) Hugging Face folder `weights`; `moments` serve as importance matrix."""
+        """Write the artifact `out` from the (already cut) Hugging Face folder `weights`; `moments` weigh its errors."""
 
     @abstractmethod
     def dequantized(self, artifact: Path, weights: Path, out: Path, ir: ModelIR) -> None:
-        """Write the Hugging Face folder whose weights are exactly those stored in `artifact`, for parity checks in PyTorch."""
+        """Write the Hugging Face folder whose weights are those stored in `artifact`, for parity checks in PyTorch."""
 
     def imitate(self, model: Any, artifact: Path, ir: ModelIR) -> None:
         """Make a PyTorch model round as the engine's own arithmetic does with this artifact; by default not at all.
@@ -200,9 +203,7 @@ class Backend(ABC):
     def profile(self, ir: ModelIR, target: Target, ctx: Context) -> Artifact:
         """Measure (or resume measuring) the cost table for this family's shapes on this device."""
 
-    def validate(
-        self, ir: ModelIR, target: Target, ctx: Context, table: Path, count: int = 10
-    ) -> ValidationResult:
+    def validate(self, ir: ModelIR, target: Target, ctx: Context, table: Path, count: int = 10) -> ValidationResult:
         """Measure `count` random architectures that no fit has seen, and compare them with what the table predicts.
 
         Raises:

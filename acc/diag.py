@@ -66,7 +66,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def explanations() -> dict[str, str]:
-    """Every code of the compiler and its built-in backends, with its explanation (`acc/codes.toml`, `backends/*/codes.toml`)."""
+    """Every code with its explanation, of the compiler (`acc/codes.toml`) and of its built-in backends."""
     found: dict[str, str] = {}
     roots = [resources.files("acc"), *(p for p in resources.files("acc.backends").iterdir() if p.is_dir())]
     for root in roots:
