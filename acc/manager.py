@@ -269,7 +269,7 @@ def _givers(kinds: Sequence[str]) -> str:
             continue
         if set(cls.gives) & set(kinds):
             found.append(name)
-    return f"put {' or '.join(f'`{name}`' for name in found)} before it" if found else ""
+    return f"put {_listed(found)} before it" if found else ""
 
 
 def _listed(kinds: Sequence[str]) -> str:

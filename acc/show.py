@@ -74,9 +74,9 @@ def bench(facts: Mapping[str, Any]) -> None:
     for name, unit in LIMIT_UNITS.items():
         parent, child = facts["parent"][name], facts["child"][name]
         rounds = facts["child"]["rounds"].get(name, ())
-        spread = f"{min(rounds):.4g} to {max(rounds):.4g}" if rounds else ""
+        spread = f"{written(min(rounds), unit)} to {written(max(rounds), unit)}" if rounds else ""
         rows.append((name, written(parent, unit), written(child, unit), f"{child / parent:.3f}x", len(rounds), spread))
-    table(("", "parent", "bundle", "ratio", "rounds", f"bundle's rounds ({', '.join(LIMIT_UNITS.values())})"), rows)
+    table(("", "parent", "bundle", "ratio", "rounds", "bundle, all rounds"), rows)
 
 
 def facts(found: Mapping[str, Any]) -> None:
