@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 F16_KL, QUANTIZED_KL = 1e-4, 1e-3
 """Largest mean KL (nats per token) of the F16 file to PyTorch in float32, and of the final file to PyTorch with the
 very weights that it stores, where the engine computes in floating point."""
-ROUNDING_FACTOR = 2.0
+ROUNDING_FACTOR = 1.5
 """Where the engine rounds activations too, the final file may differ by this many times what that rounding does in
 PyTorch on the same text: it is noise of the same size and not the same noise."""
 GREEDY_TOKENS = 64
