@@ -67,7 +67,7 @@ def obs_order(
     weight = weight[:, columns]
     while len(left):
         count = min(step, len(left))
-        gone = torch.topk(_costs(weight, inner, width), count, largest=False).indices.sort().values
+        gone = torch.topk(_costs(weight, inner, width), count, largest=False).indices  # the cheapest first
         removed += left[gone].tolist()
         stay = torch.ones(len(left), dtype=torch.bool)
         stay[gone] = False

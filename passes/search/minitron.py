@@ -13,6 +13,9 @@ from acc.passes.search.space import SIZES, Choice, Space, sizes_of
 from acc.passes.search.study import Study
 from acc.passes_api import Context, Pass, PassResult
 
+NOTHING = Choice(0, 0, 0)
+"""A dropped layer."""
+
 
 class Minitron(Pass):
     """One FFN width, head count and stream width for all layers, and a number of layers, under every limit.
@@ -90,7 +93,7 @@ def candidates(space: Space, most: int) -> Iterator[tuple[int, Picked]]:
         space.hidden, itertools.product(*parts), range(most + 1)
     ):
         choice = Choice(groups, queries, ffn)
-        if choice in shared:
+        if choice in shared and (not gone or NOTHING in shared):
             yield hidden, without(space, choice, gone)
 
 
@@ -98,4 +101,4 @@ def without(space: Space, choice: Choice, gone: int) -> Picked:
     """The same choice for all layers, with `gone` of them dropped, from the second last one downwards."""
     depth = len(space.layers)
     dropped = range(depth - 1 - gone, depth - 1)
-    return tuple(Choice(0, 0, 0) if index in dropped else choice for index in range(depth))
+    return tuple(NOTHING if index in dropped else choice for index in range(depth))
