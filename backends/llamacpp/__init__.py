@@ -104,9 +104,7 @@ class LlamaCpp(Backend):
 
         return profile(ir, target, ctx)
 
-    def validate(
-        self, ir: ModelIR, target: Target, ctx: Context, table: Path, count: int = 10
-    ) -> ValidationResult:
+    def validate(self, ir: ModelIR, target: Target, ctx: Context, table: Path, count: int = 10) -> ValidationResult:
         """Compare predictions with measurements on random architectures outside the fit."""
         from acc.backends.llamacpp.validate import validate
 

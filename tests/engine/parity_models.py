@@ -15,8 +15,9 @@ from engine_files import cpu_target
 from acc import model
 from acc.backend_api import LoweringPlan
 from acc.backends.llamacpp import LlamaCpp
+from acc.backends.llamacpp.child import Child
 from acc.backends.llamacpp.options import options_for
-from acc.backends.llamacpp.session import Child, LlamaSession
+from acc.backends.llamacpp.session import LlamaSession
 from acc.checkpoint import Checkpoint, write
 from acc.ir import Artifact, ModelIR
 from acc.passes.lowering.parity import kl, pytorch_logits
@@ -98,6 +99,7 @@ def engine(**options: Any) -> Iterator[Run]:
     """The engine's logits of a file, many files after one another in one process."""
     target = cpu_target(**options)
     info = BACKEND.engine(target)
+    assert info is not None
     with Child(Path(info.path), timeout=120) as child:
 
         def run(file: Path, tokens: torch.Tensor) -> torch.Tensor:
