@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -14,6 +15,10 @@ from acc.passes.moments import Moments
 from acc.passes.sequential import Outcome, Sequential
 from acc.passes.streaming import batches
 from acc.passes_api import Context, Pass, PassResult
+
+
+FEW = 4
+"""Tokens per column under which a refit is told to have too few."""
 
 
 class Refit(Pass):
@@ -56,7 +61,7 @@ class Refit(Pass):
         outcome = refitted(ir, masked, moments, fit, check, ctx, gamma=self.gamma, batch=self.batch)
         tensors = written(ir, Checkpoint.at(weights), outcome.values)
         checkpoint.write(ctx.scratch / "weights", model.config_for(ir), tensors, like=weights)
-        facts = {"tokens": fit.numel(), "check_tokens": check.numel(), **told(ir, outcome)}
+        facts = told(ir, outcome, fit.numel()) | {"check_tokens": check.numel()}
         return PassResult(ir.with_artifacts(weights=ctx.artifact("weights")), facts)
 
 
@@ -91,17 +96,20 @@ def written(
         yield name, value
 
 
-def told(ir: ModelIR, outcome: Outcome) -> dict[str, object]:
-    """Facts: how many matrices were refitted with which ridge, which kept the plain cut, how many lack tokens."""
+def told(ir: ModelIR, outcome: Outcome, tokens: int) -> dict[str, object]:
+    """Facts: how many matrices were refitted with which ridge, which kept the plain cut, and whether tokens are short."""
     plain = [name for name, ridge in outcome.ridges.items() if ridge is None]
-    ridges: dict[str, int] = {}
-    for ridge in outcome.ridges.values():
-        if ridge is not None:
-            ridges[f"{ridge:g}"] = ridges.get(f"{ridge:g}", 0) + 1
-    columns = [ir.axis_size(ir.tensors[name].axes[1]) for name in outcome.ridges]
-    return {
+    ridges = Counter(f"{ridge:g}" for ridge in outcome.ridges.values() if ridge is not None)
+    columns = max((ir.axis_size(ir.tensors[name].axes[1]) for name in outcome.ridges), default=0)
+    facts: dict[str, object] = {
+        "tokens": tokens,
+        "most_columns": columns,
         "matrices": len(outcome.ridges),
+        "matrices_by_ridge": dict(ridges),
         "kept_plain": plain,
-        "matrices_by_ridge": ridges,
-        "most_columns": max(columns, default=0),
     }
+    if tokens < FEW * columns:
+        message = f"{tokens} tokens are few for matrices of {columns} columns; the refit stays near the plain cut"
+        hint = f"give refit{{tokens={FEW * columns}}} or more"
+        facts["notes"] = [{"code": "ACC435", "where": "refit", "message": message, "hint": hint, "level": "warning"}]
+    return facts

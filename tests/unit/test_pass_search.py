@@ -158,10 +158,9 @@ def test_minitron_is_uniform_and_fits(ready: Bench) -> None:
 
 def test_layers_choose_alike_where_the_engine_wants_it(ready: Bench) -> None:
     bench = under(ready, "tpot=0.7x")
-    steps = {
-        role: replace(rule, uniform=True) for role, rule in grid(ffn=16, kv_group=1, q_per_kv=1, hidden=16).items()
-    }
-    bench.backend = CountingBackend(steps | {role: Grid(role, 1, 1, True) for role in ("attn", "mlp")})  # type: ignore[attr-defined]
+    free = grid(ffn=16, kv_group=1, q_per_kv=1, hidden=16)
+    alike = {role: replace(rule, uniform=True) for role, rule in free.items()}
+    bench.backend = CountingBackend(alike | {"attn": Grid("attn", 1, 1, True), "mlp": Grid("mlp", 1, 1, True)})
     bench.run(QUICK)
     assert bench.ir.model_shape().uniform
     assert room(bench)["tpot"] >= 0.0195
@@ -178,7 +177,7 @@ def test_specs_round_trip() -> None:
 
 
 def _space(depth: int) -> Space:
-    layer = tuple(Choice(2, 2, width) for width in (96, 64, 32)) + (Choice(2, 2, 0), Choice(0, 0, 96), Choice(0, 0, 0))
+    layer = (*(Choice(2, 2, width) for width in (96, 64, 32, 0)), Choice(0, 0, 96), Choice(0, 0, 0))
     return Space((layer,) * depth, (64,), frozenset())
 
 
