@@ -16,7 +16,6 @@ from acc.passes.sequential import Outcome, Sequential
 from acc.passes.streaming import batches
 from acc.passes_api import Context, Pass, PassResult
 
-
 FEW = 4
 """Tokens per column under which a refit is told to have too few."""
 
@@ -97,7 +96,7 @@ def written(
 
 
 def told(ir: ModelIR, outcome: Outcome, tokens: int) -> dict[str, object]:
-    """Facts: how many matrices were refitted with which ridge, which kept the plain cut, and whether tokens are short."""
+    """Facts: which ridge how many matrices were refitted with, which kept the plain cut, whether tokens are short."""
     plain = [name for name, ridge in outcome.ridges.items() if ridge is None]
     ridges = Counter(f"{ridge:g}" for ridge in outcome.ridges.values() if ridge is not None)
     columns = max((ir.axis_size(ir.tensors[name].axes[1]) for name in outcome.ridges), default=0)
