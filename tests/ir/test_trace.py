@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from tiny_configs import VARIANTS, config, traced
 
-from acc import rules
 from acc.diag import AccError
-from acc.trace import trace
+from acc.trace import calls, trace
 from acc.verify import verify
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
@@ -46,7 +45,7 @@ def test_the_number_of_parameters_is_the_models_own(variant: str) -> None:
 
 
 def test_an_op_without_a_rule_pins_what_it_touches_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(rules.RULES, "aten.silu.default")
+    monkeypatch.delitem(calls.RULES, "aten.silu.default")
     ir = trace(config("llama", num_hidden_layers=1))
     assert ir.dims["ffn.0"].state == "pinned"
     assert ir.dims["ffn.0"].why == "aten.silu.default in model.layers.0.mlp.act_fn: no rule for this op"

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from acc.axes import new, unify
+import acc.trace.rules  # noqa: F401  the rules register themselves
 from acc.diag import AccError
-from acc.rules import Call, Result, Value, apply
+from acc.trace.axes import new, unify
+from acc.trace.calls import Call, Result, Value, apply
 
 if TYPE_CHECKING:
     import torch

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from acc.graph import SAME, Graph, target_of, token_tables
 from acc.ir import Dim, Role
+from acc.trace.graph import SAME, Graph, target_of, token_tables
 
 if TYPE_CHECKING:
     from torch.fx import Node

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from acc.diag import AccError
-from acc.graph import SAME, Graph, export, path_of, solve, target_of, token_tables
 from acc.ir import Dim, Rescale
+from acc.trace.graph import SAME, Graph, export, path_of, solve, target_of, token_tables
 
 if TYPE_CHECKING:
     from torch.fx import Node

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
-from acc.axes import Var, solved, variables
-from acc.graph import Graph, path_of, target_of, token_tables
 from acc.ir import Dim, Role
+from acc.trace.axes import Var, solved, variables
+from acc.trace.graph import Graph, path_of, target_of, token_tables
 
 Place = tuple[Role, int | None]
 """A role and the layer, None for a global dim."""

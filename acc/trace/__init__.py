@@ -1,8 +1,9 @@
 """From a Transformers configuration to the ModelIR: export on meta tensors, derive the axes, name the dims.
 
-Nothing here or in what it calls knows a model family. The graph comes from `torch.export`, the axes from the op rules
-(`acc.rules`), names and roles from the place of each dim in the graph (`acc.naming`), and the presence of layers and
-sub-blocks from the residual stream (`acc.presence`).
+Nothing here or in what it calls knows a model family. The graph comes from `torch.export` (`graph`), the axes from the
+op rules (`rules`, over the algebra of `axes`), names and roles from the place of each dim in the graph (`naming`), and
+the presence of layers and sub-blocks from the residual stream (`presence`). What a configuration cannot say is pinned
+(`probe`); numbers in the code that depend on the hidden size are found by comparison (`rescale`).
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from acc import naming, presence, probe, rescale
-from acc.axes import solved
 from acc.diag import AccError
-from acc.graph import Graph, export, shapes_of, solve, target_of
 from acc.ir import ModelIR, Op, Tensor
+from acc.trace import naming, presence, probe, rescale
+from acc.trace.axes import solved
+from acc.trace.graph import Graph, export, shapes_of, solve, target_of
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
