@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from acc.gguf_header import TensorInfo
+    from acc.checkpoint.gguf_header import TensorInfo
 
 MIB = 1024 * 1024
 

@@ -96,7 +96,7 @@ class LlamaSession(Session):
         read again, and the system drops them when it needs room. Beside it, not part of the total: `mapped`,
         `repacked` (the copies), and `peak_rss`, the most that the process held, those pages and Python included.
         """
-        from acc.gguf_header import read_header
+        from acc.checkpoint.gguf_header import read_header
 
         found: Mapping[str, int] = self.details["buffers"]
         twice = second_embedding(read_header(self._artifact).tensors.values(), found)

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from acc.checkpoint import Checkpoint, open_model
+from acc.checkpoint.gguf_header import read_header
 from acc.diag import AccError
-from acc.gguf_header import read_header
 
 TinyModel = Callable[..., Path]
 

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from acc.checkpoint_write import CARRIED, GGUF_TOKENIZER, write
+from acc.checkpoint.writing import CARRIED, GGUF_TOKENIZER, write
 from acc.diag import AccError
 
 if TYPE_CHECKING:
@@ -155,11 +155,11 @@ def open_model(model: str, cache: Path) -> Checkpoint:
     Raises:
         AccError: ACC1xx: every way in which the input can be bad has its code, sentence and hint.
     """
-    from acc.checkpoint_check import check
+    from acc.checkpoint.check import check
 
     path = Path(model).expanduser()
     if path.is_file():
-        from acc.gguf_in import convert
+        from acc.checkpoint.gguf_in import convert
 
         if path.suffix in (".bin", ".pt", ".pth", ".ckpt"):
             raise pickled(path)

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from acc.checkpoint.gguf_header import Header, contradiction
 from acc.diag import AccError
-from acc.gguf_header import Header, contradiction
 
 if TYPE_CHECKING:
     import torch

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from acc.checkpoint import file_digest
-from acc.checkpoint_check import check_numbers
-from acc.checkpoint_write import all_or_nothing, fill
+from acc.checkpoint.check import check_numbers
+from acc.checkpoint.gguf_config import Family, config_of, family_of
+from acc.checkpoint.gguf_header import Header, TensorInfo, contradiction, read_header
+from acc.checkpoint.gguf_tokenizer import write_tokenizer
+from acc.checkpoint.writing import all_or_nothing, fill
 from acc.diag import AccError
-from acc.gguf_config import Family, config_of, family_of
-from acc.gguf_header import Header, TensorInfo, contradiction, read_header
-from acc.gguf_tokenizer import write_tokenizer
 
 if TYPE_CHECKING:
     import torch

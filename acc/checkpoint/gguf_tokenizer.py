@@ -10,8 +10,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from acc.checkpoint_write import GGUF_TOKENIZER
-from acc.gguf_header import Header, contradiction
+from acc.checkpoint.gguf_header import Header, contradiction
+from acc.checkpoint.writing import GGUF_TOKENIZER
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
