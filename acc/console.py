@@ -88,7 +88,8 @@ class Guarded(TyperGroup):
             return super().invoke(ctx)
         except (Exception, KeyboardInterrupt) as error:
             ours = hasattr(error, "exit_code") and not isinstance(error, AccError)  # Typer's own ways to end
-            if ours or isinstance(error, typer.Abort) or ctx.params.get("debug"):
+            bug_hunt = ctx.params.get("debug") and not isinstance(error, KeyboardInterrupt)
+            if ours or isinstance(error, typer.Abort) or bug_hunt:
                 raise
             ctx.exit(report_fault(error))
 
