@@ -83,6 +83,7 @@ class ValidationResult:
                         ("predicted", row.predicted[cost]),
                         ("measured", row.measured[cost]),
                         ("error", row.error(cost)),
+                        ("spread", row.spread[cost]),
                     )
                 },
             }
@@ -90,21 +91,20 @@ class ValidationResult:
         ]
         return {"models": models, "errors": [{"cost": cost, **vars(self.summary(cost))} for cost in COSTS]}
 
-    def markdown(self) -> str:
-        """The table for people."""
-        lines = ["| model | " + " | ".join(f"{c} predicted | measured | error" for c in COSTS) + " |"]
-        lines.append("| --- " * (1 + 3 * len(COSTS)) + "|")
-        for row in self.rows:
-            cells = []
-            for cost in COSTS:
-                scale, unit = (1e3, "ms") if UNITS[cost] == "s" else (2.0**-20, "MiB")
-                pair = [f"{scale * side[cost]:.2f} {unit}" for side in (row.predicted, row.measured)]
-                cells += [*pair, f"{row.error(cost):+.1%}"]
-            lines.append(f"| {row.described} | " + " | ".join(cells) + " |")
-        lines += ["", "| cost | median | p90 | worst | mean signed | Spearman |", "| --- " * 6 + "|"]
+
+def markdown(found: Mapping[str, Any]) -> str:
+    """The records of `ValidationResult.to_json` as two tables for people."""
+    lines = ["| architecture | " + " | ".join(f"{cost} predicted | measured | error" for cost in COSTS) + " |"]
+    lines.append("| --- " * (1 + 3 * len(COSTS)) + "|")
+    for row in found["models"]:
+        cells = []
         for cost in COSTS:
-            one = self.summary(cost)
-            lines.append(
-                f"| {cost} | {one.median:.1%} | {one.p90:.1%} | {one.worst:.1%} | {one.bias:+.1%} | {one.rank:.3f} |"
-            )
-        return "\n".join(lines)
+            scale, unit = (1e3, "ms") if UNITS[cost] == "s" else (2.0**-20, "MiB")
+            cells += [f"{scale * row[f'{cost}_{side}']:.2f} {unit}" for side in ("predicted", "measured")]
+            cells.append(f"{row[f'{cost}_error']:+.1%}")
+        lines.append(f"| {row['architecture']} | " + " | ".join(cells) + " |")
+    lines += ["", "| cost | median | p90 | worst | mean signed | Spearman |", "| --- " * 6 + "|"]
+    for one in found["errors"]:
+        shares = [f"{one[name]:.1%}" for name in ("median", "p90", "worst")]
+        lines.append(f"| {one['cost']} | " + " | ".join(shares) + f" | {one['bias']:+.1%} | {one['rank']:.3f} |")
+    return "\n".join(lines)

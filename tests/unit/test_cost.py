@@ -13,7 +13,7 @@ from acc.cost import CostTable, Kind, MemorySample, Provenance, Sample, Validati
 from acc.costfit import Work, choose, fit
 from acc.diag import AccError
 from acc.ir import LayerShape, ModelShape
-from acc.validation import Comparison, ValidationResult
+from acc.validation import Comparison, ValidationResult, markdown
 
 RATES = {"read": 2e-10, "blocks": 3e-5, "calls": 1e-3}
 
@@ -131,5 +131,5 @@ def test_validation_tells_errors_with_their_sign_and_the_rank() -> None:
     assert result.summary("tpot").worst == pytest.approx(0.3)
     assert result.summary("tpot").median == pytest.approx(0.1)
     assert result.validation().p90["memory"] == 0.0
-    assert "-10.0%" in result.markdown()
+    assert "-10.0%" in markdown(result.to_json())
     assert replace(result, rows=()).rows == ()
