@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from acc import pipeline
 from acc.diag import AccError, Diagnostic
-from acc.fingerprint import stage_key
+from acc.fingerprint import code_digest, stage_key
 from acc.ir import ModelIR
 from acc.passes_api import Context, Pass, PassResult
 from acc.store import Entry, Store, disk_error
@@ -175,6 +175,8 @@ class PassManager:
             seed=self.seed,
             progress=progress,
             facts=facts,
+            code=code_digest(type(one).__module__),
+            use=self.store.use,
         )
         digest = ir.digest()
         with Meter() as meter:

@@ -17,8 +17,10 @@ A pass in ten lines:
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, dataclass_transform
@@ -65,6 +67,8 @@ class Context:
         seed: for every random choice.
         progress: where long work reports.
         facts: the facts of the passes before, by pass name.
+        code: digest of the pass's code; part of the names of `shared` folders.
+        use: says that a folder of the store is in use, so that `acc gc` leaves it.
     """
 
     store: Path
@@ -75,10 +79,24 @@ class Context:
     seed: int
     progress: Progress
     facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    code: str = ""
+    use: Callable[[str], None] = field(default=lambda key: None, repr=False)
 
     def path(self, artifact: Artifact) -> Path:
         """Where an artifact lies on this machine."""
         return self.store / artifact.path  # an absolute path stands for itself
+
+    def shared(self, *parts: object) -> Path:
+        """A folder in the store for partial results that depend on `parts`, the seed and the pass's code alone.
+
+        For what is dear and does not depend on all that the run's key says: scores that another limit needs again.
+        Several runs may write into it at once, so write files by rename.
+        """
+        told = json.dumps([self.code, self.seed, *map(str, parts)])
+        folder = self.store / f"shared-{hashlib.sha256(told.encode()).hexdigest()[:32]}"
+        self.use(folder.name)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
 
     def artifact(self, name: str) -> Artifact:
         """The artifact that this pass is writing at `scratch / name`, as later passes will find it."""

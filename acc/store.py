@@ -107,6 +107,11 @@ class Store:
                 os.utime(folder)
         return entry
 
+    def use(self, key: str) -> None:
+        """Say that this process uses a folder of `results`."""
+        with self._guard():
+            self._session.use(key)
+
     @contextlib.contextmanager
     def writer(self, key: str, *, resume: bool = False) -> Iterator[Path]:
         """The scratch folder of a key, this process's alone; what is left there is lost unless `commit` is called.

@@ -14,6 +14,7 @@ from acc.passes.library import Library
 from acc.passes.search.scoring import Scorer
 from acc.passes.search.space import Choice, Space, layer_sizes
 from acc.passes_api import Progress
+from acc.store import atomic
 
 LEAST = 1e-7
 """KL and lost energy are taken to be at least this, so that they have a logarithm."""
@@ -111,7 +112,6 @@ class BlockScores:
     def _known(self, key: str, run: Callable[[], float]) -> float:
         if key not in self.run:
             self.run[key] = run()
-            scratch = self.partial.with_suffix(".new")
-            scratch.write_text(json.dumps(self.run), "utf-8")
-            scratch.replace(self.partial)
+            with atomic(self.partial) as scratch:
+                scratch.write_text(json.dumps(self.run), "utf-8")
         return self.run[key]

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from acc.diag import AccError
+from acc.fingerprint import named_files
 from acc.ir import Arch, ModelIR
 from acc.passes.search import choose
 from acc.passes.search.blockscores import BlockScores
@@ -77,7 +78,11 @@ class Puzzle(Pass):
         study = Study.of(
             ir, ctx, tokens=self.tokens, length=self.length, stride=self.stride, fit=self.fit, data=self.data
         )
-        partial = ctx.scratch / "scores.json"
+        # Scores do not depend on the limits: another limit, or the next turn of the closed loop, finds them done.
+        known = [ir.artifacts[kind].digest for kind in self.needs]
+        data = sorted(named_files(self).values())
+        depends = ("scores", *known, self.tokens, self.length, self.stride, space.hidden[0], data)
+        partial = ctx.shared(*depends) / "scores.json"
         scores = BlockScores(study.ir, space, study.scorer, study.library(space.hidden[0]), self.widths, partial)
         scores.fill(ctx.progress)
         starts = self.starts(study, budget, space, scores)

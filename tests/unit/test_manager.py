@@ -19,6 +19,7 @@ from acc.instruments import Dump, Meter
 from acc.ir import Arch, ModelIR
 from acc.manager import Instrument, Interrupted, PassManager, Run, Stage
 from acc.parent import read_ir
+from acc.passes_api import Context, PassResult
 from acc.store import Store
 from acc.target import Device, Limit, Target, Workload
 
@@ -121,6 +122,32 @@ def test_an_edit_counts_where_it_may_be_called(tmp_path: Path, monkeypatch: pyte
 
 def test_a_pass_that_reads_nothing_is_handed_no_target(store: Store) -> None:
     assert _run(store, "note", target=_target()).facts["note"]["target"] == "None"
+
+
+def test_what_is_shared_outlives_a_change_of_limits_and_gc_while_in_use(store: Store) -> None:
+    def share(**surroundings: Any) -> Path:
+        folders: list[Path] = []
+
+        class Sharing(Note):
+            name = "sharing"
+
+            def run(self, ir: ModelIR, ctx: Context) -> PassResult:
+                folders.append(ctx.shared("scores", 4096))
+                return super().run(ir, ctx)
+
+        PassManager(store, **surroundings).run([Sharing(text=str(len(surroundings)))], IR)
+        return folders[0]
+
+    folder = share()
+    (folder / "scores").write_text("dear")
+    assert share(target=_target()) == folder
+    with Store(store.root) as other:
+        other.collect()
+        assert (folder / "scores").read_text() == "dear"
+        store.close()
+        other.collect()
+    assert not folder.exists()
+    assert share(seed=1) != folder
 
 
 def test_needs_are_checked_before_any_work(store: Store) -> None:
