@@ -77,13 +77,16 @@ class Bench:
     folder: Path
     backend: CountingBackend | None = None
     target: Target | None = None
+    code: str = ""
+    """Runs with the same code share their partial results; without, none do."""
 
     def run(self, one: Pass) -> Mapping[str, Any]:
         """Run a pass; the model goes on, the facts come back."""
         key = f"{len(list(self.folder.iterdir())):03d}-{one.name}"
         scratch = self.folder / key
         scratch.mkdir()
-        context = Context(self.folder, scratch, key, self.target, cast("Backend | None", self.backend), 0, silent)
+        backend = cast("Backend | None", self.backend)
+        context = Context(self.folder, scratch, key, self.target, backend, 0, silent, code=self.code or key)
         result = one.run(self.ir, context)
         self.ir = result.ir
         return result.facts

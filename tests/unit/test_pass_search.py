@@ -119,6 +119,25 @@ def test_a_killed_puzzle_goes_on(ready: Bench, monkeypatch: pytest.MonkeyPatch) 
     assert facts["sizes"] == expected["sizes"]
 
 
+def test_another_limit_finds_the_scores_done(ready: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    from acc.passes.search.blockscores import BlockScores
+
+    first = replace(under(ready, "tpot=0.7x"), code="same").run(QUICK)
+    ran: list[str] = []
+    original = BlockScores._known
+
+    def watched(self: BlockScores, key: str, run: Callable[[], float]) -> float:
+        if key not in self.run:
+            ran.append(key)
+        return original(self, key, run)
+
+    monkeypatch.setattr(BlockScores, "_known", watched)
+    second = replace(under(ready, "tpot=0.6x"), code="same").run(QUICK)
+    assert ran == []
+    assert second["block_scores_nats"] == first["block_scores_nats"]
+    assert second["sizes"] != first["sizes"]
+
+
 def test_nothing_fits(ready: Bench) -> None:
     with pytest.raises(NoArchFits) as caught:
         under(ready, "tpot=0.9x", "memory=0.1x").run(QUICK)
