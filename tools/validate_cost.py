@@ -64,8 +64,8 @@ def page(facts: Mapping[str, Any], target: str, quant: str, model: str) -> str:
     return f"""# Cost model of {target} at {quant}, validated
 
 `{command}`, {made["date"][:10]}, {machine.processor()}, {made["threads"]} threads, {platform.system()};
-{made["engine"]} {made["engine_version"]} ({details["origin"]}; {made["build"]}). The table took {made["seconds"]:.0f} s:
-{details["visits"]} visits of probe models, {details["visits_quiet"]} of them undisturbed by other programs; half the
+{made["engine"]} {made["engine_version"]} ({details["origin"]}; {made["build"]}). It took {made["seconds"]:.0f} s:
+{details["visits"]} visits of probe models, {details["visits_quiet"]} undisturbed by other programs; half the
 distance between the quartiles of a sample's rounds is {made["noise"]:.1%} of it (median).
 
 Random heterogeneous architectures that the fit has not seen, measured end to end:

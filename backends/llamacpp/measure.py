@@ -1,8 +1,9 @@
 """Timing many models in interleaved rounds, against drift and noise, so that a killed run loses at most one visit.
 
-In each round every model is visited in a new order. Before each visit the reference (the parent) is timed too: what it
-takes now, over what it took on the whole, is how fast the machine is now, and visits are divided by it. Visits during
-which other programs were at work are left out where enough quiet ones remain, and rounds are added until they do.
+In each round every model is visited in a new order. The reference (the parent) is timed before and after each timing
+of a visit: what it takes now, over what it takes on the whole, is how fast the machine is now, and timings are divided
+by it. Visits during which other programs were at work are left out where enough quiet ones remain, and rounds are
+added until they do.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
 MEMORY_SHARE = 0.25
 """Probes are opened together as far as this share of the machine's memory holds them."""
 
+REFERENCE_STEPS = 8
+REPEAT_SECONDS = 0.25
+"""A prompt that takes less is timed up to three times a visit."""
+
 Note = Callable[[int, int, str], None]
 
 
@@ -39,7 +44,7 @@ class Visit:
     Attributes:
         first: seconds to the first token, by prompt.
         step: median seconds of a decode after it, by prompt.
-        reference: the reference's (first, step) seconds just before.
+        reference: the reference's (first, step) seconds around each of these timings, by prompt.
         others: share of the cores that other programs took.
     """
 
@@ -47,7 +52,7 @@ class Visit:
     round: int
     first: Mapping[str, float]
     step: Mapping[str, float]
-    reference: tuple[float, float]
+    reference: Mapping[str, tuple[float, float]]
     others: float
 
 
@@ -69,7 +74,7 @@ class Schedule:
 
     prompts: tuple[int, ...]
     steps: int = 12
-    rounds: int = 4
+    rounds: int = 5
     most_rounds: int = 8
 
     @property
@@ -100,7 +105,8 @@ class Record:
             elif "details" in row:
                 self.details = row["details"]
             elif "model" in row:
-                self.visits.append(Visit(**{**row, "reference": tuple(row["reference"])}))
+                around = {prompt: (pair[0], pair[1]) for prompt, pair in row["reference"].items()}
+                self.visits.append(Visit(**{**row, "reference": around}))
         if lines and not self.path.read_text("utf-8").endswith("\n"):  # torn: begin a new line
             self._append("")
 
@@ -167,8 +173,8 @@ def timing(visits: Sequence[Visit], typical: tuple[float, float], prompts: Itera
     first, step, first_spread, step_spread = {}, {}, {}, {}
     for prompt in prompts:
         key = str(prompt)
-        firsts = [visit.first[key] * typical[0] / visit.reference[0] for visit in chosen]
-        steps = [visit.step[key] * typical[1] / visit.reference[1] for visit in chosen]
+        firsts = [visit.first[key] * typical[0] / visit.reference[key][0] for visit in chosen]
+        steps = [visit.step[key] * typical[1] / visit.reference[key][1] for visit in chosen]
         first[prompt], first_spread[prompt] = median(firsts), _spread(firsts)
         step[prompt], step_spread[prompt] = median(steps), _spread(steps)
     return Timing(first, step, first_spread, step_spread, len(visits), sum(v.others <= QUIET for v in visits))
@@ -176,8 +182,8 @@ def timing(visits: Sequence[Visit], typical: tuple[float, float], prompts: Itera
 
 def typical(visits: Sequence[Visit]) -> tuple[float, float]:
     """The reference's usual (first, step) seconds."""
-    chosen = quiet(visits)
-    return median(v.reference[0] for v in chosen), median(v.reference[1] for v in chosen)
+    around = [pair for visit in quiet(visits) for pair in visit.reference.values()]
+    return median(first for first, _ in around), median(step for _, step in around)
 
 
 def quiet(visits: Sequence[Visit]) -> list[Visit]:
@@ -198,17 +204,23 @@ def _wanted(visits: Sequence[Visit], number: int, schedule: Schedule) -> bool:
 def _visit(name: str, number: int, sessions: Mapping[str, LlamaSession], reference: str, schedule: Schedule) -> Visit:
     mark = Mark.now()
     short = min(schedule.prompts)
-    standard = _time(sessions[reference], short, schedule.steps)
-    first, step = {}, {}
+    first, step, around = {}, {}, {}
+    before = _time(sessions[reference], short, min(REFERENCE_STEPS, schedule.steps), 0.0)
     for prompt in schedule.prompts:
-        first[str(prompt)], step[str(prompt)] = _time(sessions[name], prompt, schedule.steps)
-    return Visit(name, number, first, step, standard, mark.others())
+        key = str(prompt)
+        first[key], step[key] = _time(sessions[name], prompt, schedule.steps, REPEAT_SECONDS)
+        after = _time(sessions[reference], short, min(REFERENCE_STEPS, schedule.steps), 0.0)
+        around[key] = ((before[0] + after[0]) / 2, (before[1] + after[1]) / 2)
+        before = after
+    return Visit(name, number, first, step, around, mark.others())
 
 
-def _time(session: LlamaSession, prompt: int, steps: int) -> tuple[float, float]:
-    """Seconds to the first token (the median of three for a short prompt) and of one decode after it."""
-    repeats = 3 if prompt <= 64 else 1
-    rounds = [session.round(Workload("probe", prompt, steps)) for _ in range(repeats)]
+def _time(session: LlamaSession, prompt: int, steps: int, least: float) -> tuple[float, float]:
+    """Seconds to the first token and of one decode after it: medians of up to three rounds."""
+    workload = Workload("probe", prompt, steps)
+    rounds = [session.round(workload)]
+    while len(rounds) < 3 and sum(first for first, _ in rounds) < least:
+        rounds.append(session.round(workload))
     return median(first for first, _ in rounds), median(step for _, found in rounds for step in found)
 
 

@@ -11,7 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from acc.backends.llamacpp.draws import Draws, shape_key
-from acc.backends.llamacpp.measure import Record, Schedule, Timing, run, timing, typical
+from acc.backends.llamacpp.measure import REFERENCE_STEPS, Record, Schedule, Timing, run, timing, typical
 from acc.backends.llamacpp.options import options_for
 from acc.backends.llamacpp.plan import check
 from acc.backends.llamacpp.work import Family, decode_work, prefill_work
@@ -43,7 +43,7 @@ def profile(ir: ModelIR, target: Target, ctx: Context) -> Artifact:
     def note(step: int, total: int, what: str) -> None:
         ctx.progress(step, total, what)
 
-    seconds = expected_seconds(ir, schedule, len(models) - before)
+    seconds = expected_seconds(ir, schedule, target, len(models) - before)
     ctx.progress(
         0, len(models) * schedule.rounds, f"{len(models)} probe models, about {seconds:.0f} s on a quiet machine"
     )
@@ -75,10 +75,14 @@ def schedule_of(target: Target) -> Schedule:
     return Schedule((max(16, own // 4), own, min(4 * own, 1024)))
 
 
-def expected_seconds(ir: ModelIR, schedule: Schedule, probes: int) -> float:
-    """How long measuring takes, roughly: two operations per weight and token at ten billion a second and thread."""
-    per_visit = 2e-10 * ir.parameters() * (sum(schedule.prompts) + 20 * schedule.steps * len(schedule.prompts)) / 8
-    return probes * (1.5 + schedule.rounds * (0.6 * per_visit + 0.1))
+def expected_seconds(ir: ModelIR, schedule: Schedule, target: Target, probes: int) -> float:
+    """How long measuring takes on a quiet machine, roughly, by the device's speed; most probes are small."""
+    weights, device = ir.parameters(), target.device
+    token = 2 * weights / max(max(device.flops.values(), default=0.0), 1e9)
+    step = weights / max(device.bandwidth, 1e9)
+    reference = (1 + len(schedule.prompts)) * (min(schedule.prompts) * token + REFERENCE_STEPS * step)
+    own = sum(schedule.prompts) * token + len(schedule.prompts) * schedule.steps * step
+    return probes * (1.5 + schedule.rounds * (0.6 * own + reference))
 
 
 def plan_key(models: Mapping[str, ModelIR], schedule: Schedule, target: Target) -> str:

@@ -181,7 +181,8 @@ def _interrupt_at(count: int) -> Callable[[int, int, str], None]:
 def test_disturbed_visits_are_left_out_where_quiet_ones_remain() -> None:
     rng = random.Random(0)
     visits = [
-        Visit("m", i, {"1": 1.0}, {"1": 1.0}, (1.0, 1.0), others) for i, others in enumerate((0.5, 0.0, 0.01, 0.9))
+        Visit("m", i, {"1": 1.0}, {"1": 1.0}, {"1": (1.0, 1.0)}, others)
+        for i, others in enumerate((0.5, 0.0, 0.01, 0.9))
     ]
     rng.shuffle(visits)
     assert {visit.round for visit in quiet(visits)} == {1, 2}

@@ -13,7 +13,7 @@ from acc.cost import CostTable, Kind, MemorySample, Provenance, Sample, Validati
 from acc.costfit import Work, choose, fit
 from acc.diag import AccError
 from acc.ir import LayerShape, ModelShape
-from acc.validation import Comparison, ValidationResult, markdown
+from acc.validation import COSTS, Comparison, ValidationResult, markdown
 
 RATES = {"read": 2e-10, "blocks": 3e-5, "calls": 1e-3}
 
@@ -121,7 +121,13 @@ def test_what_is_no_json_is_refused(tmp_path: Path, content: bytes) -> None:
 
 def test_validation_tells_errors_with_their_sign_and_the_rank() -> None:
     rows = [
-        Comparison(str(i), "", {"ttft": t, "tpot": p, "memory": 1.0}, {"ttft": 1.0 + i, "tpot": 1.0, "memory": 1.0}, {})
+        Comparison(
+            str(i),
+            "",
+            {"ttft": t, "tpot": p, "memory": 1.0},
+            {"ttft": 1.0 + i, "tpot": 1.0, "memory": 1.0},
+            dict.fromkeys(COSTS, 0.0),
+        )
         for i, (t, p) in enumerate([(1.1, 0.9), (2.0, 1.0), (2.7, 1.1), (4.0, 1.3)])
     ]
     result = ValidationResult(tuple(rows), "2026-12-01")
