@@ -9,6 +9,7 @@ fit, and writes predicted beside measured. The machine should do nothing else me
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import platform
 import shlex
 import sys
@@ -48,7 +49,8 @@ def main() -> None:
             target = targetfiles.load(given.target, quant=quant, cache_file=store.root / "machine.json")
             profile = registry.passes().load("profile")
             manager = PassManager(store, target, backend_of(target), 0, [Told()])
-            run = manager.run([profile(validate=True, count=given.count)], open_parent(given.model, store).ir)
+            validating = dataclasses.replace(profile(), validate=True, count=given.count)
+            run = manager.run([validating], open_parent(given.model, store).ir)
         RESULTS.mkdir(parents=True, exist_ok=True)
         name = RESULTS / f"cost-{given.target}-{quant}.md"
         name.write_text(page(run.records[-1].facts, given.target, quant, Path(given.model).name), "utf-8")
