@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from acc.backend_api import Backend, LoweringPlan
@@ -48,12 +49,12 @@ def lower(ir: ModelIR, ctx: Context, quant: str, name: str, allow_fallback: bool
 
 
 def _refuse_new_fallbacks(ir: ModelIR, backend: Backend, quant: str) -> None:
-    """Refuse tensors that the cut made unfit for their type; what the parent's own sizes force is only reported."""
+    """Refuse tensors that the cut made unfit for their type; matrices that fall back in the parent are only reported."""
     plan = backend.plan(ir, quant)
     if not plan.fallbacks:
         return
-    forced = {tensor.shape[-1] for tensor in backend.plan(ir.with_arch(Arch()), quant).fallbacks}
-    made = [tensor for tensor in plan.fallbacks if tensor.shape[-1] not in forced]
+    forced = {_role(tensor.name) for tensor in backend.plan(ir.with_arch(Arch()), quant).fallbacks}
+    made = [tensor for tensor in plan.fallbacks if _role(tensor.name) not in forced]
     if made:
         one = made[0]
         told = (
@@ -61,6 +62,11 @@ def _refuse_new_fallbacks(ir: ModelIR, backend: Backend, quant: str) -> None:
         )
         hint = f"its rows have {one.shape[-1]} columns: search on the grid that `acc check` shows, or --allow-fallback"
         raise AccError.of("ACC351", quant, told, hint)
+
+
+def _role(name: str) -> str:
+    """What a tensor is in its layer, or in the model: its name without the layer's number."""
+    return re.sub(r"\.\d+\.", ".", name)
 
 
 def plan_facts(plan: LoweringPlan, quant: str) -> dict[str, Any]:
