@@ -49,7 +49,7 @@ def lower(ir: ModelIR, ctx: Context, quant: str, name: str, allow_fallback: bool
 
 
 def _refuse_new_fallbacks(ir: ModelIR, backend: Backend, quant: str) -> None:
-    """Refuse tensors that the cut made unfit for their type; matrices that fall back in the parent are only reported."""
+    """Refuse tensors that the cut made unfit for their type; what falls back in the parent too is only reported."""
     plan = backend.plan(ir, quant)
     if not plan.fallbacks:
         return
