@@ -59,7 +59,7 @@ class Sample:
         shape: of the probe, as the Arch has it (what the file pads is the lowering's matter).
         quant: its number format.
         kind: `prefill`: a prompt of `tokens` on an empty cache; `decode`: one token at `depth`.
-        seconds: the median of the rounds, corrected for the machine's drift.
+        seconds: what the rounds come to, as the backend says (see its `measure`).
         spread: half the distance between the quartiles of the rounds, as a fraction of `seconds`.
     """
 

@@ -1,9 +1,9 @@
 """Timing many models in interleaved rounds, against drift and noise, so that a killed run loses at most one visit.
 
 In each round every model is visited in a new order. The reference (the parent) is timed before and after each timing
-of a visit: what it takes now, over what it takes on the whole, is how fast the machine is now, and timings are divided
-by it. Visits during which other programs were at work are left out where enough quiet ones remain, and rounds are
-added until they do.
+of a visit: what its decodes take now, over what they take on the whole, is how fast the machine is now, and decodes
+are divided by it. Visits during which other programs were at work are left out where enough quiet ones remain, and
+rounds are added until they do.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ MEMORY_SHARE = 0.25
 REFERENCE_STEPS = 8
 REPEAT_SECONDS = 0.25
 """A prompt that takes less is timed up to three times a visit."""
+
+FORMAT = 2
+"""Raise it when visits are measured or written otherwise."""
 
 Note = Callable[[int, int, str], None]
 
@@ -163,27 +166,29 @@ def run(
                     note(done, total, f"round {number + 1}")
 
 
-def timing(visits: Sequence[Visit], typical: tuple[float, float], prompts: Iterable[int]) -> Timing:
+def timing(visits: Sequence[Visit], typical: float, prompts: Iterable[int]) -> Timing:
     """What the visits of one model come to.
 
+    A prompt keeps the cores busy, so that whatever else happens only adds to it: the fastest round tells what it is.
+    A decode waits for caches and memory that others share, now more and now less: the median of the rounds does, each
+    divided by how slow the reference's decodes around it were. Both were chosen for how well halves of the rounds agree.
+
     Args:
-        typical: the reference's (first, step) seconds over all visits of the run.
+        typical: the reference's seconds per decode over all visits of the run, from `typical_step`.
     """
-    chosen = quiet(visits)
     first, step, first_spread, step_spread = {}, {}, {}, {}
     for prompt in prompts:
         key = str(prompt)
-        firsts = [visit.first[key] * typical[0] / visit.reference[key][0] for visit in chosen]
-        steps = [visit.step[key] * typical[1] / visit.reference[key][1] for visit in chosen]
-        first[prompt], first_spread[prompt] = median(firsts), _spread(firsts)
+        firsts = [visit.first[key] for visit in visits]
+        steps = [visit.step[key] * typical / visit.reference[key][1] for visit in quiet(visits)]
+        first[prompt], first_spread[prompt] = min(firsts), _spread(firsts)
         step[prompt], step_spread[prompt] = median(steps), _spread(steps)
     return Timing(first, step, first_spread, step_spread, len(visits), sum(v.others <= QUIET for v in visits))
 
 
-def typical(visits: Sequence[Visit]) -> tuple[float, float]:
-    """The reference's usual (first, step) seconds."""
-    around = [pair for visit in quiet(visits) for pair in visit.reference.values()]
-    return median(first for first, _ in around), median(step for _, step in around)
+def typical_step(visits: Sequence[Visit]) -> float:
+    """The reference's usual seconds per decode."""
+    return median(step for visit in quiet(visits) for _, step in visit.reference.values())
 
 
 def quiet(visits: Sequence[Visit]) -> list[Visit]:

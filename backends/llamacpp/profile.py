@@ -11,7 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from acc.backends.llamacpp.draws import Draws, shape_key
-from acc.backends.llamacpp.measure import REFERENCE_STEPS, Record, Schedule, Timing, run, timing, typical
+from acc.backends.llamacpp.measure import FORMAT, REFERENCE_STEPS, Record, Schedule, Timing, run, timing, typical_step
 from acc.backends.llamacpp.options import options_for
 from acc.backends.llamacpp.plan import check
 from acc.backends.llamacpp.work import Family, decode_work, prefill_work
@@ -88,7 +88,15 @@ def expected_seconds(ir: ModelIR, schedule: Schedule, target: Target, probes: in
 def plan_key(models: Mapping[str, ModelIR], schedule: Schedule, target: Target) -> str:
     """What the visits of a run belong to; a record of another plan is not taken over."""
     shapes = {name: shape_key(ir.model_shape()) for name, ir in models.items()}
-    told = [shapes, schedule.prompts, schedule.steps, target.quant, target.device.name, dict(target.engine_options)]
+    told = [
+        FORMAT,
+        shapes,
+        schedule.prompts,
+        schedule.steps,
+        target.quant,
+        target.device.name,
+        dict(target.engine_options),
+    ]
     return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
 
 
@@ -96,7 +104,7 @@ def table_of(
     record: Record, models: Mapping[str, ModelIR], schedule: Schedule, target: Target, family: str, seconds: float
 ) -> CostTable:
     """The table of a finished record."""
-    usual = typical(record.visits)
+    usual = typical_step(record.visits)
     samples: list[Sample] = []
     memory: list[MemorySample] = []
     timings = {name: timing(record.of(name), usual, schedule.prompts) for name in models}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from acc.backends.llamacpp.cost import LlamaCppCostModel, cost_model
 from acc.backends.llamacpp.draws import Draws
-from acc.backends.llamacpp.measure import Record, Schedule, run, timing, typical
+from acc.backends.llamacpp.measure import Record, Schedule, run, timing, typical_step
 from acc.backends.llamacpp.plan import check
 from acc.backends.llamacpp.profile import PARENT, plan_key
 from acc.cost import CostTable
@@ -28,8 +28,8 @@ SEED = 7919
 def validate(ir: ModelIR, target: Target, ctx: Context, table: Path, count: int = 10) -> ValidationResult:
     """Measure `count` random heterogeneous architectures that are not among the table's, and compare.
 
-    Every model is opened and timed on the target's whole workload, in interleaved rounds. Seconds are the medians of
-    the rounds, corrected for the machine's drift by the parent that is timed in between.
+    Every model is opened and timed on the target's whole workload, in interleaved rounds. Seconds are told as in the
+    table (`measure.timing`), the parent being timed in between.
     """
     parent = ir.with_arch(Arch())
     held_out = held_out_models(parent, target, CostTable.load(table), ctx.seed, count)
@@ -40,7 +40,7 @@ def validate(ir: ModelIR, target: Target, ctx: Context, table: Path, count: int 
     run(models, PARENT, schedule, target, record, ctx.progress)
     model = cost_model(table, parent, target)
     assert isinstance(model, LlamaCppCostModel)
-    usual = typical(record.visits)
+    usual = typical_step(record.visits)
     rows = []
     for name, one in held_out.items():
         found = timing(record.of(name), usual, schedule.prompts)
