@@ -171,7 +171,7 @@ def timing(visits: Sequence[Visit], typical: float, prompts: Iterable[int]) -> T
 
     A prompt keeps the cores busy, so that whatever else happens only adds to it: the fastest round tells what it is.
     A decode waits for caches and memory that others share, now more and now less: the median of the rounds does, each
-    divided by how slow the reference's decodes around it were. Both were chosen for how well halves of the rounds agree.
+    divided by how slow the reference's decodes around it were. Halves of the rounds agree best so.
 
     Args:
         typical: the reference's seconds per decode over all visits of the run, from `typical_step`.
