@@ -115,12 +115,13 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--widths", type=int, nargs="+", default=sorted(BEST, reverse=True))
     parser.add_argument("--methods", nargs="+", default=["absmean", "actnorm", "obs"])
+    parser.add_argument("--refits", nargs="+", default=["plain", "one-shot", "sequential"])
     parser.add_argument("--write", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = checkpoint.open_model(options.model, Path(scratch) / "model").folder
         trial = Trial(folder, Path(scratch))
-        lines = table(trial, options.widths, options.methods)
+        lines = table(trial, options.widths, options.methods, options.refits)
     text = report(options, lines, trial.seconds)
     print(text)
     if options.write:
@@ -128,13 +129,13 @@ def main() -> None:
         options.write.write_text(text, "utf-8")
 
 
-def table(trial: Trial, widths: Sequence[int], methods: Sequence[str]) -> list[str]:
+def table(trial: Trial, widths: Sequence[int], methods: Sequence[str], refits: Sequence[str]) -> list[str]:
     """The rows of the result."""
     lines = [f"| order | refit | {' | '.join(map(str, widths))} |", "| --- " * (2 + len(widths)) + "|"]
     lines.append("| dense | | " + " | ".join([f"{trial.perplexity({}):.3f}"] * len(widths)) + " |")
     for method in methods:
         orders = trial.order(method)
-        for way in ("plain", "one-shot", "sequential"):
+        for way in refits:
             found = [trial.row(orders, width, way) for width in widths]
             lines.append(f"| {method} | {way} | " + " | ".join(f"{value:.3f}" for value in found) + " |")
             print(lines[-1], flush=True)
@@ -146,7 +147,8 @@ def table(trial: Trial, widths: Sequence[int], methods: Sequence[str]) -> list[s
 def report(options: argparse.Namespace, lines: Sequence[str], seconds: Mapping[str, float]) -> str:
     """The result as a page of the documentation."""
     took = ", ".join(f"{name} {value:.0f} s" for name, value in seconds.items())
-    widths = " ".join(map(str, options.widths))
+    lists = (("widths", options.widths), ("methods", options.methods), ("refits", options.refits))
+    chosen = " ".join(f"--{name} {' '.join(map(str, values))}" for name, values in lists)
     return "\n".join(
         [
             "# One-shot pruning of SmolLM2-135M, no training",
@@ -157,7 +159,7 @@ def report(options: argparse.Namespace, lines: Sequence[str], seconds: Mapping[s
             "",
             *lines,
             "",
-            f"Command: `python tools/prototype.py {Path(options.model).name} --widths {widths}`; {took}.",
+            f"Command: `python tools/prototype.py {Path(options.model).name} {chosen}`; {took}.",
             f"Machine: {machine.processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}; "
             f"{datetime.date.today().isoformat()}.",
             "",
