@@ -77,8 +77,8 @@ class Schedule:
 
     prompts: tuple[int, ...]
     steps: int = 12
-    rounds: int = 5
-    most_rounds: int = 8
+    rounds: int = 3
+    most_rounds: int = 6
 
     @property
     def context(self) -> int:
