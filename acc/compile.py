@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from acc import bundle, pipeline, registry
 from acc.console import say, tell
 from acc.diag import AccError, Diagnostic, NoArchFits, nearest
 from acc.ir import Artifact
-from acc.manager import Instrument, PassManager, Run, check_needs
+from acc.manager import Instrument, PassManager, Run, StageRecord, check_needs
 from acc.parent import Parent, open_parent, read_ir
 from acc.target import Limit, Target, check_limits
 
@@ -65,10 +65,7 @@ class Turn:
 
     def excess(self, limit: Limit) -> float:
         """How far the measured child breaks a limit as asked, as a fraction of it; at most 0 when it is kept."""
-        if self.measured is None:
-            return 0.0
-        parent, child = (getattr(side, limit.name) for side in self.measured)
-        return limit.resolve(parent).violation(child)
+        return excess(limit, self.measured) if self.measured else 0.0
 
 
 @dataclass
@@ -108,7 +105,7 @@ class Compilation:
         request = self.request
         target = dataclasses.replace(request.target, limits=limits)
         manager = PassManager(self.store, target, self.backend, request.seed, self.instruments, request.rerun)
-        run = manager.run(request.passes, self.parent.ir)
+        run = manager.run(request.passes, self.parent.ir, enough=self.missed)
         table = run.ir.artifacts.get("table")
         path = self.store.results / table.path if table else None
         workload = target.workload
@@ -116,7 +113,12 @@ class Compilation:
             self.backend.cost_model(path, ir, target).predict(ir.model_shape(), workload)
             for ir in (self.parent.ir, run.ir)
         ]
-        return Turn(run, limits, (predicted[0], predicted[1]), measured_of(run))
+        return Turn(run, limits, (predicted[0], predicted[1]), measured_of(run.facts.get("bench")))
+
+    def missed(self, record: StageRecord) -> bool:
+        """Whether a bench shows a limit broken: what comes behind it is for the model that is kept."""
+        measured = measured_of(record.facts) if record.stage.one.name == "bench" else None
+        return measured is not None and any(excess(limit, measured) > 0 for limit in self.request.target.limits)
 
     def corrected(self, limit: Limit, turn: Turn) -> Limit:
         """The limit that makes up for what the model predicted too low: asked x predicted / measured.
@@ -257,13 +259,18 @@ def subject(model: str, store: Store) -> ModelIR:
     return open_parent(model, store).ir
 
 
-def measured_of(run: Run) -> tuple[Measured, Measured] | None:
-    """The parent's and the child's figures that `bench` left among its facts; None if it did not run."""
+def excess(limit: Limit, measured: tuple[Measured, Measured]) -> float:
+    """How far the child breaks a limit as asked, as a fraction of it, given the figures of parent and child."""
+    parent, child = (getattr(side, limit.name) for side in measured)
+    return limit.resolve(parent).violation(child)
+
+
+def measured_of(facts: Mapping[str, Any] | None) -> tuple[Measured, Measured] | None:
+    """The parent's and the child's figures in the facts of `bench`; None if it did not run."""
     from pydantic import TypeAdapter
 
     from acc.backend_api import Measured
 
-    facts = run.facts.get("bench")
     if facts is None:
         return None
     read = TypeAdapter(Measured).validate_python

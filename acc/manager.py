@@ -7,7 +7,7 @@ import dataclasses
 import json
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -109,11 +109,11 @@ class PassManager:
                 text = f"{found.engine} {found.version} {found.build}" if found else ""
         object.__setattr__(self, "engine", text)
 
-    def run(self, passes: Sequence[Pass], ir: ModelIR, facts: Mapping[str, Mapping[str, Any]] | None = None) -> Run:
+    def run(self, passes: Sequence[Pass], ir: ModelIR, enough: Callable[[StageRecord], bool] | None = None) -> Run:
         """Run a pipeline. Stages that are in the store are not run again.
 
         Args:
-            facts: of passes that ran before this pipeline.
+            enough: asked after each stage; the rest of the pipeline is left out once it says yes.
 
         Raises:
             AccError: of the pass that failed, with its place and the command that runs it alone; ACC320 if a pass
@@ -121,7 +121,7 @@ class PassManager:
             Interrupted: on Ctrl-C, with the stage that it came in.
         """
         check_needs(passes, ir)
-        known = dict(facts or {})
+        known: dict[str, Mapping[str, Any]] = {}
         records: list[StageRecord] = []
         for number, one in enumerate(passes, 1):
             stage = Stage(number, len(passes), pipeline.spec(one), one)
@@ -137,6 +137,8 @@ class PassManager:
             ir = after
             records.append(record)
             known[one.name] = record.facts
+            if enough and enough(record):
+                break
         return Run(ir, tuple(records))
 
     def _stage(self, stage: Stage, ir: ModelIR, facts: Mapping[str, Mapping[str, Any]]) -> tuple[StageRecord, ModelIR]:

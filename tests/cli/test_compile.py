@@ -128,7 +128,7 @@ def test_kill_9_in_the_middle_then_the_same_command(acc: Acc, model: Path, tmp_p
     child.kill()
     child.wait()
     assert not (tmp_path / "out").exists()
-    _, told = acc(*_compile(model, tmp_path / "out", passes=f"note,{MEASURED}"))
+    _, told = acc(*_compile(model, tmp_path / "out", passes=f"note,{PASSES}"))
     assert "] note  from the store" in told
     assert (tmp_path / "out" / "model.gguf").is_file()
 

@@ -120,6 +120,12 @@ def test_an_edit_counts_where_it_may_be_called(tmp_path: Path, monkeypatch: pyte
         found = digest()
 
 
+def test_the_rest_is_left_out_once_it_is_enough(store: Store) -> None:
+    run = PassManager(store).run(pipeline.parse("note,read,bad"), IR, enough=lambda record: record.stage.number == 2)
+    assert [record.stage.one.name for record in run.records] == ["note", "read"]
+    assert run.ir.size("hidden") == 7
+
+
 def test_a_pass_that_reads_nothing_is_handed_no_target(store: Store) -> None:
     assert _run(store, "note", target=_target()).facts["note"]["target"] == "None"
 
