@@ -52,7 +52,8 @@ def test_a_relative_limit_is_corrected_by_the_ratio_of_ratios() -> None:
     turn = _turn((0.010, 0.005), (0.010, 0.006), HALF)  # predicted 0.5 of the parent, measured 0.6
     assert turn.excess(HALF) == pytest.approx(0.2)
     corrected = _compilation(HALF).corrected(HALF, turn)
-    assert corrected == Limit("tpot", pytest.approx(0.5 * 0.5 / 0.6), relative=True)
+    assert corrected.relative
+    assert corrected.value == pytest.approx(0.5 * 0.5 / 0.6)
 
 
 def test_an_error_that_parent_and_child_share_corrects_nothing_more_than_the_least() -> None:
