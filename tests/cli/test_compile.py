@@ -120,23 +120,25 @@ def test_a_device_that_is_elsewhere_is_estimated(shared: Acc, model: Path, tmp_p
     assert (tmp_path / "out" / "model-f16.gguf").is_file()
 
 
-def test_kill_9_in_the_middle_then_the_same_command(acc: Acc, model: Path, tmp_path: Path) -> None:
-    words = _compile(model, tmp_path / "out", passes=f"note,bad{{way=sleep}},{MEASURED}")
-    child = acc.start(*words)
-    _wait_for(child.stderr, "note")
+def test_kill_9_in_the_middle_then_the_same_command(shared: Acc, model: Path, bundle: Path, tmp_path: Path) -> None:
+    before = f"{PASSES},note{{text=killed}}"
+    child = shared.start(*_compile(model, tmp_path / "out", passes=f"{before},bad{{way=sleep}}"))
+    _wait_for(child.stderr, "note{text=killed}")
     time.sleep(0.3)
     child.kill()
     child.wait()
     assert not (tmp_path / "out").exists()
-    _, told = acc(*_compile(model, tmp_path / "out", passes=f"note,{PASSES}"))
-    assert "] note  from the store" in told
+    _, told = shared(*_compile(model, tmp_path / "out", passes=before))
+    assert "] note{text=killed}  from the store" in told
+    assert told.count("from the store") == len(before.split(",")) - 2  # two commas are inside braces
     assert (tmp_path / "out" / "model.gguf").is_file()
 
 
-def test_two_compiles_of_one_output(acc: Acc, model: Path, tmp_path: Path) -> None:
-    first = acc.start(*_compile(model, tmp_path / "out", passes=f"note,bad{{way=sleep}},{MEASURED}"))
-    _wait_for(first.stderr, "note")
-    _, told = acc(*_compile(model, tmp_path / "out"), code=2)
+def test_two_compiles_of_one_output(shared: Acc, model: Path, bundle: Path, tmp_path: Path) -> None:
+    passes = f"{PASSES},note{{text=two}},bad{{way=sleep}}"
+    first = shared.start(*_compile(model, tmp_path / "out", passes=passes))
+    _wait_for(first.stderr, "note{text=two}")
+    _, told = shared(*_compile(model, tmp_path / "out"), code=2)
     assert "another acc is writing this folder just now" in told
     first.kill()
     first.wait()
