@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import os
+import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,6 +52,24 @@ class Meter:
             self.peak_rss_bytes = max(self.peak_rss_bytes, resident)
             if self._done.wait(self._interval):
                 return
+
+
+@contextlib.contextmanager
+def stdout_aside() -> Iterator[None]:
+    """Send to stderr what C libraries print meanwhile: stdout is for data (HiGHS prints there whatever it is told)."""
+    try:
+        saved = os.dup(1)
+    except OSError:  # no stdout at all
+        yield
+        return
+    sys.stdout.flush()
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(saved, 1)
+        os.close(saved)
 
 
 class Dump(Instrument):

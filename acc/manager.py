@@ -161,7 +161,7 @@ class PassManager:
     def _compute(
         self, stage: Stage, key: str, ir: ModelIR, scratch: Path, facts: Mapping[str, Mapping[str, Any]]
     ) -> Entry:
-        from acc.instruments import Meter
+        from acc.instruments import Meter, stdout_aside
 
         one, blind = stage.one, not stage.one.reads
 
@@ -181,7 +181,7 @@ class PassManager:
             use=self.store.use,
         )
         digest = ir.digest()
-        with Meter() as meter:
+        with Meter() as meter, stdout_aside():
             try:
                 result = one.run(ir, context)
             except Exception as error:

@@ -109,6 +109,7 @@ def test_data_goes_to_stdout_and_the_rest_to_stderr(acc: Acc, state: Path) -> No
     out, err = acc("opt", state, "-p", "note{text=hello},read", "--json")
     facts = json.loads(out)
     assert facts["note{text=hello}"]["text"] == "hello"
+    assert "a library prints" in err
     assert "[1/2] note{text=hello}" in err
     assert "[2/2] read" in err
     again = acc("opt", state, "-p", "note{text=hello},read", "--json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -45,6 +46,7 @@ class Note(Pass):
     def run(self, ir: ModelIR, ctx: Context) -> PassResult:
         type(self).ran += 1
         (ctx.scratch / "notes").write_text(self.text)
+        os.write(1, b"a library prints\n")
         ctx.progress(1, 1, "written")
         return PassResult(
             ir.with_artifacts(notes=ctx.artifact("notes")), {"text": self.text, "target": str(ctx.target)}
