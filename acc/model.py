@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -290,14 +290,18 @@ def _fill(model: PreTrainedModel, folder: Path, dtype: torch.dtype) -> None:
     """Give every parameter of a model on meta its tensor, one at a time; refuse what does not match."""
     from torch import nn
 
+    from acc.checkpoint import Checkpoint
+
+    stored = Checkpoint.at(folder)
     wanted = model.state_dict()
     ties = dict(model.all_tied_weights_keys) if model.config.tie_word_embeddings else {}
     ignored = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_unexpected or ()]
     found, unexpected = set(), []
-    for name, tensor in _tensors(folder):
+    for name in stored.names():
         if name not in wanted:
             unexpected += [] if any(pattern.search(name) for pattern in ignored) else [name]
             continue
+        tensor = stored.read(name)
         if tuple(tensor.shape) != tuple(wanted[name].shape):
             raise AccError.of(
                 "ACC233", name, f"has shape {list(tensor.shape)}, the configuration says {list(wanted[name].shape)}"
@@ -318,31 +322,6 @@ def _fill(model: PreTrainedModel, folder: Path, dtype: torch.dtype) -> None:
                 "ACC234", str(folder), f"tensors are {what}: {', '.join(names[:3])}{more}", "see that config.json fits"
             )
     model.tie_weights()
-
-
-def _tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of all safetensors files of a folder, one at a time."""
-    from safetensors import safe_open
-
-    index = folder / "model.safetensors.index.json"
-    names = (
-        sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
-        if index.is_file()
-        else sorted(path.name for path in folder.glob("*.safetensors"))
-    )
-    if not names:
-        raise AccError.of("ACC232", str(folder), "holds no safetensors file", "give a Hugging Face folder")
-    for name in names:
-        try:
-            with safe_open(folder / name, "pt") as file:
-                for key in file.keys():  # noqa: SIM118  (not a mapping)
-                    yield key, file.get_tensor(key)
-        except (OSError, ValueError, RuntimeError) as error:
-            raise AccError.of("ACC232", str(folder / name), f"cannot be read: {error}") from error
-        except Exception as error:  # safetensors' own error class derives from Exception only
-            if type(error).__name__ != "SafetensorError":
-                raise
-            raise AccError.of("ACC232", str(folder / name), f"cannot be read: {error}") from error
 
 
 __all__ = ["ModelShape", "build", "config_for", "decoder_layers", "kept_layers", "load", "read_config", "skeleton"]

@@ -24,17 +24,9 @@ from acc.passes.streaming import Stream, batches
 from acc.passes.transform.refit import Refit
 from acc.passes.transform.slice import Slice, read_orders, with_kept
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 Calibrated = Callable[[str], Bench]
 FAMILIES = ("llama", "gemma3", "phi3", "granite")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Tiny products are faster in one thread, above all on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

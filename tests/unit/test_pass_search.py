@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from on_tiny import Bench, CountingBackend, CountingCosts, grid, silent, target, traced
 
 from acc import pipeline
@@ -27,16 +26,9 @@ from acc.passes.search.study import Study
 from acc.passes.transform.slice import Slice
 from acc.target import Workload
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 QUICK = Puzzle(tokens=512, length=64, fit=1024, evolve=4, ffn=3, widths=1, hidden=1)
 WORKLOAD = Workload("test", 64, 16)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
