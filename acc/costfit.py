@@ -24,7 +24,7 @@ class Rates:
 
     Attributes:
         error: p90 of the absolute relative error on samples whose group was left out of the fit.
-        residual: median of the absolute relative error on the samples themselves.
+        residual: mean of the absolute relative error on the samples themselves.
     """
 
     seconds: Mapping[str, float]
@@ -40,7 +40,7 @@ class Rates:
         return tuple(sorted(name for name, amount in work.items() if amount and name not in self.seconds))
 
 
-def fit(works: Sequence[Work], seconds: Sequence[float], groups: Sequence[Hashable], ridge: float = 1e-3) -> Rates:
+def fit(works: Sequence[Work], seconds: Sequence[float], groups: Sequence[Hashable], ridge: float = 1e-2) -> Rates:
     """Fit rates to measured work.
 
     Args:
@@ -65,7 +65,7 @@ def fit(works: Sequence[Work], seconds: Sequence[float], groups: Sequence[Hashab
             continue
         left_out.append(np.abs(relative[out] @ _solve(relative[~out], ridge) - 1))
     error = float(np.quantile(np.concatenate(left_out), 0.9)) if left_out else 1.0
-    residual = float(np.median(np.abs(relative @ share - 1)))
+    residual = float(np.mean(np.abs(relative @ share - 1)))
     return Rates(dict(zip(names, (share / scale).tolist(), strict=True)), error, residual)
 
 

@@ -30,7 +30,7 @@ from acc.target import Device, Target, Workload
 KINDS: tuple[Kind, Kind] = ("prefill", "decode")
 BARRIER = 1e-6
 """The unit in which the fixed cost of a sub-block is told: about one barrier between two threads, in seconds."""
-CACHES = (math.inf, *(size << 20 for size in (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384)))
+CACHES = (math.inf, *(size << 20 for size in (8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 128, 192, 256, 384)))
 """Sizes of what stays in the processor's caches that the fit tries; a virtual machine does not tell its share."""
 ESTIMATE_ERROR = 0.5
 """Band of an estimate from a data sheet where no validation says better."""
@@ -177,7 +177,7 @@ def fit_table(
         works = [work_of(family, sample, ubatch, cache) for sample in samples]
         return fit(works, [sample.seconds for sample in samples], [sample.shape for sample in samples])
 
-    cache = min(caches, key=lambda size: fitted("decode", size).error)
+    cache = min(caches, key=lambda size: fitted("decode", size).residual)
     return {kind: fitted(kind, cache) for kind in KINDS}, cache
 
 

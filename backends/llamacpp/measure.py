@@ -1,15 +1,16 @@
 """Timing many models in interleaved rounds, against drift and noise, so that a killed run loses at most one visit.
 
-In each round every model is visited in a new order. The reference (the parent) is timed before and after each timing
-of a visit: what its decodes take now, over what they take on the whole, is how fast the machine is now, and decodes
-are divided by it. Visits during which other programs were at work are left out where enough quiet ones remain, and
-rounds are added until they do.
+In each round every model is visited in a new order. Whatever else a machine does only adds to a timing, in bursts of
+some twenty seconds (on a virtual machine also by neighbours that nobody here can see): the fastest visit tells what a
+model takes, and a model is visited until its two fastest visits agree.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import random
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
@@ -30,11 +31,14 @@ if TYPE_CHECKING:
 MEMORY_SHARE = 0.25
 """Probes are opened together as far as this share of the machine's memory holds them."""
 
-REFERENCE_STEPS = 8
+WARMING_STEPS = 8
+"""Decodes after a prompt that are not counted: the weights that the prompt pushed out of the caches come back."""
 REPEAT_SECONDS = 0.25
 """A prompt that takes less is timed up to three times a visit."""
+AGREEMENT = 0.03
+"""By how much the two fastest visits may differ for a model to need no further one."""
 
-FORMAT = 2
+FORMAT = 3
 """Raise it when visits are measured or written otherwise."""
 
 Note = Callable[[int, int, str], None]
@@ -47,21 +51,19 @@ class Visit:
     Attributes:
         first: seconds to the first token, by prompt.
         step: median seconds of a decode after it, by prompt.
-        reference: the reference's (first, step) seconds around each of these timings, by prompt.
-        others: share of the cores that other programs took.
+        others: share of the cores that other programs of this machine took.
     """
 
     model: str
     round: int
     first: Mapping[str, float]
     step: Mapping[str, float]
-    reference: Mapping[str, tuple[float, float]]
     others: float
 
 
 @dataclass(frozen=True)
 class Timing:
-    """What the visits of one model come to: seconds by prompt, corrected for drift, and their relative spread."""
+    """What the visits of one model come to: seconds by prompt, and the relative spread of the visits."""
 
     first: Mapping[int, float]
     step: Mapping[int, float]
@@ -73,17 +75,28 @@ class Timing:
 
 @dataclass(frozen=True)
 class Schedule:
-    """What a visit measures: prompts, decodes after each, rounds wanted and allowed."""
+    """What a visit measures, and how often.
+
+    Attributes:
+        steps: decodes that count after each prompt.
+        rounds, most_rounds: visits of every model, and of one that is not settled.
+        seconds: after which no visit beyond `rounds` begins.
+    """
 
     prompts: tuple[int, ...]
     steps: int = 12
     rounds: int = 3
-    most_rounds: int = 6
+    most_rounds: int = 8
+    seconds: float = math.inf
 
     @property
     def context(self) -> int:
         """Tokens that a session must hold."""
-        return max(self.prompts) + self.steps
+        return max(self.prompts) + WARMING_STEPS + self.steps
+
+    def depth(self, prompt: int) -> int:
+        """Tokens held in the middle of the decodes that count."""
+        return prompt + WARMING_STEPS + self.steps // 2
 
 
 @dataclass
@@ -108,8 +121,7 @@ class Record:
             elif "details" in row:
                 self.details = row["details"]
             elif "model" in row:
-                around = {prompt: (pair[0], pair[1]) for prompt, pair in row["reference"].items()}
-                self.visits.append(Visit(**{**row, "reference": around}))
+                self.visits.append(Visit(**row))
         if lines and not self.path.read_text("utf-8").endswith("\n"):  # torn: begin a new line
             self._append("")
 
@@ -138,95 +150,74 @@ class Record:
         return [visit for visit in self.visits if visit.model == model]
 
 
-def run(
-    models: Mapping[str, ModelIR], reference: str, schedule: Schedule, target: Target, record: Record, note: Note
-) -> None:
-    """Time all models, those and rounds that are in the record already left out.
-
-    Args:
-        models: by name; `reference` is one of them.
-    """
-    total = len(models) * schedule.rounds
-    for group in _groups([name for name in models if name != reference], models, target):
-        names = [reference, *group]
+def run(models: Mapping[str, ModelIR], schedule: Schedule, target: Target, record: Record, note: Note) -> None:
+    """Time all models by name; visits that are in the record already are not made again."""
+    total, started = len(models) * schedule.rounds, time.monotonic()
+    for names in _groups(models):
         with ExitStack() as stack:
             sessions: dict[str, LlamaSession] = {}
             for number in range(schedule.most_rounds):
                 left = [name for name in names if _wanted(record.of(name), number, schedule)]
                 random.Random(number).shuffle(left)
                 for name in left:
-                    for one in {reference, name} - sessions.keys():
-                        sessions[one] = _opened(
-                            models[one], target, schedule, record.path.parent / f"{one}.gguf", stack
-                        )
-                        record.add_memory(one, sessions[one].memory())
-                        record.add_details({**sessions[one].details, "engine": asdict(sessions[one].info)})
-                    record.add(_visit(name, number, sessions, reference, schedule))
+                    if number >= schedule.rounds and time.monotonic() - started > schedule.seconds:
+                        break
+                    if name not in sessions:
+                        file = record.path.parent / f"{name}.gguf"
+                        sessions[name] = _opened(models[name], target, schedule, file, stack)
+                        record.add_memory(name, sessions[name].memory())
+                        record.add_details({**sessions[name].details, "engine": asdict(sessions[name].info)})
+                    record.add(_visit(name, number, sessions[name], schedule))
                     done = sum(min(len(record.of(one)), schedule.rounds) for one in models)
                     note(done, total, f"round {number + 1}")
 
 
-def timing(visits: Sequence[Visit], typical: float, prompts: Iterable[int]) -> Timing:
-    """What the visits of one model come to.
-
-    A prompt keeps the cores busy, so that whatever else happens only adds to it: the fastest round tells what it is.
-    A decode waits for caches and memory that others share, now more and now less: the median of the rounds does, each
-    divided by how slow the reference's decodes around it were. Halves of the rounds agree best so.
-
-    Args:
-        typical: the reference's seconds per decode over all visits of the run, from `typical_step`.
-    """
+def timing(visits: Sequence[Visit], prompts: Iterable[int]) -> Timing:
+    """What the visits of one model come to: the fastest one, prompt by prompt."""
     first, step, first_spread, step_spread = {}, {}, {}, {}
     for prompt in prompts:
         key = str(prompt)
         firsts = [visit.first[key] for visit in visits]
-        steps = [visit.step[key] * typical / visit.reference[key][1] for visit in quiet(visits)]
+        steps = [visit.step[key] for visit in visits]
         first[prompt], first_spread[prompt] = min(firsts), _spread(firsts)
-        step[prompt], step_spread[prompt] = median(steps), _spread(steps)
+        step[prompt], step_spread[prompt] = min(steps), _spread(steps)
     return Timing(first, step, first_spread, step_spread, len(visits), sum(v.others <= QUIET for v in visits))
 
 
-def typical_step(visits: Sequence[Visit]) -> float:
-    """The reference's usual seconds per decode."""
-    return median(step for visit in quiet(visits) for _, step in visit.reference.values())
-
-
-def quiet(visits: Sequence[Visit]) -> list[Visit]:
-    """The visits that nobody disturbed, or, where fewer than two are, the least disturbed half."""
-    undisturbed = [visit for visit in visits if visit.others <= QUIET]
-    if len(undisturbed) >= 2:
-        return undisturbed
-    return sorted(visits, key=lambda visit: visit.others)[: max(2, len(visits) // 2)]
+def settled(visits: Sequence[Visit]) -> bool:
+    """Whether the two fastest visits agree about every prompt."""
+    if len(visits) < 2:
+        return False
+    for timed in ([visit.first for visit in visits], [visit.step for visit in visits]):
+        for prompt in timed[0]:
+            fastest, second = sorted(one[prompt] for one in timed)[:2]
+            if second > fastest * (1 + AGREEMENT):
+                return False
+    return True
 
 
 def _wanted(visits: Sequence[Visit], number: int, schedule: Schedule) -> bool:
-    """Whether a model needs a visit in that round: it has not had it, and has too few quiet ones."""
+    """Whether a model needs a visit in that round: it has not had it, and is not settled."""
     if any(visit.round == number for visit in visits):
         return False
-    return number < schedule.rounds or sum(visit.others <= QUIET for visit in visits) < max(2, schedule.rounds // 2)
+    return number < schedule.rounds or not settled(visits)
 
 
-def _visit(name: str, number: int, sessions: Mapping[str, LlamaSession], reference: str, schedule: Schedule) -> Visit:
+def _visit(name: str, number: int, session: LlamaSession, schedule: Schedule) -> Visit:
     mark = Mark.now()
-    short = min(schedule.prompts)
-    first, step, around = {}, {}, {}
-    before = _time(sessions[reference], short, min(REFERENCE_STEPS, schedule.steps), 0.0)
+    first, step = {}, {}
     for prompt in schedule.prompts:
-        key = str(prompt)
-        first[key], step[key] = _time(sessions[name], prompt, schedule.steps, REPEAT_SECONDS)
-        after = _time(sessions[reference], short, min(REFERENCE_STEPS, schedule.steps), 0.0)
-        around[key] = ((before[0] + after[0]) / 2, (before[1] + after[1]) / 2)
-        before = after
-    return Visit(name, number, first, step, around, mark.others())
+        first[str(prompt)], step[str(prompt)] = _time(session, prompt, schedule.steps)
+    return Visit(name, number, first, step, mark.others())
 
 
-def _time(session: LlamaSession, prompt: int, steps: int, least: float) -> tuple[float, float]:
-    """Seconds to the first token and of one decode after it: medians of up to three rounds."""
-    workload = Workload("probe", prompt, steps)
-    rounds = [session.round(workload)]
-    while len(rounds) < 3 and sum(first for first, _ in rounds) < least:
-        rounds.append(session.round(workload))
-    return median(first for first, _ in rounds), median(step for _, found in rounds for step in found)
+def _time(session: LlamaSession, prompt: int, steps: int) -> tuple[float, float]:
+    """Seconds to the first token, the fastest of up to three rounds, and of one decode after it, the median."""
+    first, decodes = session.round(Workload("probe", prompt, WARMING_STEPS + steps))
+    rounds = [first]
+    while len(rounds) < 3 and sum(rounds) < REPEAT_SECONDS:
+        rounds.append(session.round(Workload("probe", prompt, 1))[0])
+    return min(rounds), median(decodes[WARMING_STEPS:])
 
 
 def _opened(ir: ModelIR, target: Target, schedule: Schedule, file: Path, stack: ExitStack) -> LlamaSession:
@@ -242,15 +233,15 @@ def _opened(ir: ModelIR, target: Target, schedule: Schedule, file: Path, stack: 
     return session
 
 
-def _groups(names: Sequence[str], models: Mapping[str, ModelIR], target: Target) -> list[list[str]]:
+def _groups(models: Mapping[str, ModelIR]) -> list[list[str]]:
     """Models that fit into memory together (each about as large as its F16 parameters at most)."""
     import psutil
 
     room = MEMORY_SHARE * psutil.virtual_memory().total
     groups: list[list[str]] = [[]]
     held = 0.0
-    for name in names:
-        size = 2.0 * models[name].parameters() + 2e8
+    for name, ir in models.items():
+        size = 2.0 * ir.parameters() + 2e8
         if groups[-1] and held + size > room:
             groups.append([])
             held = 0.0

@@ -1,6 +1,6 @@
 """Probe models: GGUF files of any shape with random weights, which take the engine as long as real weights would.
 
-The engine's time does not depend on the values of the weights as long as they are ordinary numbers, so one tile of
+The engine's time does not depend on the values of the weights as long as they make ordinary numbers, so one tile of
 random blocks per number format is repeated over each tensor; a file of 100 MB is written in a fraction of a second.
 """
 
@@ -24,21 +24,24 @@ _TILE = 4096
 """Blocks in a tile, enough for a matrix whose rows all differ within a cache line's neighbourhood."""
 _STD = 0.02
 """Standard deviation of the weights: an ordinary initialisation's, far from overflow and from denormal numbers."""
-_SCALES: Mapping[str, tuple[int, ...]] = {
-    "Q4_0": (0,),
-    "Q4_1": (0, 2),
-    "Q5_0": (0,),
-    "Q5_1": (0, 2),
-    "Q8_0": (0,),
-    "Q2_K": (80, 82),
-    "Q3_K": (108,),
-    "Q4_K": (0, 2),
-    "Q5_K": (0, 2),
-    "Q6_K": (208,),
-    "IQ4_NL": (0,),
-    "IQ4_XS": (0,),
+_SCALES: Mapping[str, tuple[tuple[int, float], ...]] = {
+    "Q4_0": ((0, 1),),
+    "Q4_1": ((0, 1), (2, -7.5)),
+    "Q5_0": ((0, 1),),
+    "Q5_1": ((0, 1), (2, -15.5)),
+    "Q8_0": ((0, 1),),
+    "Q2_K": ((80, 1), (82, 1.5)),
+    "Q3_K": ((108, 1),),
+    "Q4_K": ((0, 1), (2, 7.5)),
+    "Q5_K": ((0, 1), (2, 15.5)),
+    "Q6_K": ((208, 1),),
+    "IQ4_NL": ((0, 1),),
+    "IQ4_XS": ((0, 1),),
 }
-"""Byte offsets of the float16 scales in a block (the structs of ggml-common.h); the rest may be random."""
+"""Byte offsets of the float16 scales in a block (the structs of ggml-common.h) and their ratio to the first; the rest
+may be random. A minimum is as large as what it is taken from on average, so that weights have no mean: with one,
+attention scores grow until their exponentials underflow, and denormal numbers take a processor several times as long.
+"""
 
 
 def probe_formats() -> frozenset[str]:
@@ -64,8 +67,9 @@ def _tile(kind: str) -> np.ndarray:
     blocks = rng.integers(0, 256, (_TILE, GGML_QUANT_SIZES[qtype][1]), dtype=np.uint8)
     for scale in (np.float16(1), None):
         value = scale if scale is not None else np.float16(_STD / dequantize(blocks, qtype).std())
-        for offset in _SCALES[kind]:
-            blocks[:, offset : offset + 2] = np.frombuffer(value.tobytes(), np.uint8)
+        for offset, ratio in _SCALES[kind]:
+            scaled = np.float16(value * np.float16(ratio))
+            blocks[:, offset : offset + 2] = np.frombuffer(scaled.tobytes(), np.uint8)
     return blocks
 
 

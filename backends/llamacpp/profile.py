@@ -11,7 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from acc.backends.llamacpp.draws import Draws, shape_key
-from acc.backends.llamacpp.measure import FORMAT, REFERENCE_STEPS, Record, Schedule, Timing, run, timing, typical_step
+from acc.backends.llamacpp.measure import FORMAT, WARMING_STEPS, Record, Schedule, Timing, run, timing
 from acc.backends.llamacpp.options import options_for
 from acc.backends.llamacpp.plan import check
 from acc.backends.llamacpp.work import Family, decode_work, prefill_work
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 PROBES = 12
 CANDIDATES = 200
+SECONDS = 140.0
+"""Probes whose visits do not agree are visited again for so long."""
 PARENT = "parent"
 
 
@@ -47,7 +49,7 @@ def profile(ir: ModelIR, target: Target, ctx: Context) -> Artifact:
     ctx.progress(
         0, len(models) * schedule.rounds, f"{len(models)} probe models, about {seconds:.0f} s on a quiet machine"
     )
-    run(models, PARENT, schedule, target, record, note)
+    run(models, schedule, target, record, note)
     table = table_of(record, models, schedule, target, ir.family, time.monotonic() - started)
     table.save(ctx.scratch / "table.json")
     return ctx.artifact("table.json")
@@ -72,7 +74,7 @@ def design(ir: ModelIR, target: Target, seed: int, count: int = PROBES) -> dict[
 def schedule_of(target: Target) -> Schedule:
     """Prompts around the workload's own; longer than 1024 takes too long here, and is extrapolated."""
     own = min(max(target.workload.prompt, 64), 512)
-    return Schedule((max(16, own // 4), own, min(4 * own, 1024)))
+    return Schedule((max(16, own // 4), own, min(4 * own, 1024)), seconds=SECONDS)
 
 
 def expected_seconds(ir: ModelIR, schedule: Schedule, target: Target, probes: int) -> float:
@@ -80,9 +82,8 @@ def expected_seconds(ir: ModelIR, schedule: Schedule, target: Target, probes: in
     weights, device = ir.parameters(), target.device
     token = 2 * weights / max(max(device.flops.values(), default=0.0), 1e9)
     step = weights / max(device.bandwidth, 1e9)
-    reference = (1 + len(schedule.prompts)) * (min(schedule.prompts) * token + REFERENCE_STEPS * step)
-    own = sum(schedule.prompts) * token + len(schedule.prompts) * schedule.steps * step
-    return probes * (1.5 + schedule.rounds * (0.6 * own + reference))
+    steps = len(schedule.prompts) * (WARMING_STEPS + schedule.steps)
+    return probes * (1.5 + schedule.rounds * 0.6 * (sum(schedule.prompts) * token + steps * step))
 
 
 def plan_key(models: Mapping[str, ModelIR], schedule: Schedule, target: Target) -> str:
@@ -104,10 +105,9 @@ def table_of(
     record: Record, models: Mapping[str, ModelIR], schedule: Schedule, target: Target, family: str, seconds: float
 ) -> CostTable:
     """The table of a finished record."""
-    usual = typical_step(record.visits)
     samples: list[Sample] = []
     memory: list[MemorySample] = []
-    timings = {name: timing(record.of(name), usual, schedule.prompts) for name in models}
+    timings = {name: timing(record.of(name), schedule.prompts) for name in models}
     for name, ir in models.items():
         samples += _samples(ir, timings[name], schedule, target.quant)
         memory.append(MemorySample(ir.model_shape(), target.quant, schedule.context, 1, record.memory[name]))
@@ -137,6 +137,6 @@ def _samples(ir: ModelIR, found: Timing, schedule: Schedule, quant: str) -> list
     samples = []
     for prompt in schedule.prompts:
         samples.append(Sample(shape, quant, "prefill", prompt, 0, found.first[prompt], found.first_spread[prompt]))
-        depth = prompt + schedule.steps // 2
+        depth = schedule.depth(prompt)
         samples.append(Sample(shape, quant, "decode", 1, depth, found.step[prompt], found.step_spread[prompt]))
     return samples

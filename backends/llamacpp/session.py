@@ -37,7 +37,7 @@ class LlamaSession(Session):
         if not artifact.is_file():
             raise AccError.of("LC056", str(artifact), "there is no such file", "give the GGUF file itself")
         self.details: Mapping[str, Any] = child.ask("load", path=str(artifact), options=asdict(options))
-        self._warm_for: int | None = None
+        self._warm_for: set[int] = set()
 
     def logits(self, tokens: Sequence[int]) -> np.ndarray:
         """Logits of every position, float32 [tokens, vocab]."""
@@ -81,9 +81,9 @@ class LlamaSession(Session):
             raise ValueError(f"opened for {self.options.sequences} requests at once, asked to time {workload.batch}")
         self._fits(workload.prompt + workload.output)
         output = max(2, workload.output)  # one decode after the first token is the least that has a TPOT
-        if self._warm_for != workload.prompt:
+        if workload.prompt not in self._warm_for:
             self._child.ask("warm_up", prompt=workload.prompt)
-            self._warm_for = workload.prompt
+            self._warm_for.add(workload.prompt)
         answer = self._child.ask("time", prompt=workload.prompt, output=output)
         return float(answer["first"]), [float(step) for step in answer["steps"]]
 

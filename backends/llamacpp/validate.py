@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from acc.backends.llamacpp.cost import LlamaCppCostModel, cost_model
 from acc.backends.llamacpp.draws import Draws
-from acc.backends.llamacpp.measure import Record, Schedule, run, timing, typical_step
+from acc.backends.llamacpp.measure import WARMING_STEPS, Record, Schedule, run, timing
 from acc.backends.llamacpp.plan import check
-from acc.backends.llamacpp.profile import PARENT, plan_key
+from acc.backends.llamacpp.profile import plan_key
 from acc.cost import CostTable
 from acc.ir import Arch
 from acc.validation import Comparison, ValidationResult
@@ -29,21 +29,20 @@ def validate(ir: ModelIR, target: Target, ctx: Context, table: Path, count: int 
     """Measure `count` random heterogeneous architectures that are not among the table's, and compare.
 
     Every model is opened and timed on the target's whole workload, in interleaved rounds. Seconds are told as in the
-    table (`measure.timing`), the parent being timed in between.
+    table (`measure.timing`).
     """
     parent = ir.with_arch(Arch())
     held_out = held_out_models(parent, target, CostTable.load(table), ctx.seed, count)
-    models = {PARENT: parent, **held_out}
     workload = target.workload
-    schedule = Schedule((workload.prompt,), steps=max(workload.output, 2), rounds=5, most_rounds=10)
-    record = Record(ctx.scratch / "validation.jsonl", plan_key(models, schedule, target))
-    run(models, PARENT, schedule, target, record, ctx.progress)
+    steps = max(workload.output - WARMING_STEPS, 4)
+    schedule = Schedule((workload.prompt,), steps, rounds=5, most_rounds=10)
+    record = Record(ctx.scratch / "validation.jsonl", plan_key(held_out, schedule, target))
+    run(held_out, schedule, target, record, ctx.progress)
     model = cost_model(table, parent, target)
     assert isinstance(model, LlamaCppCostModel)
-    usual = typical_step(record.visits)
     rows = []
     for name, one in held_out.items():
-        found = timing(record.of(name), usual, schedule.prompts)
+        found = timing(record.of(name), schedule.prompts)
         costs = model.predict(one.model_shape(), workload)
         measured = {
             "ttft": found.first[workload.prompt],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from transformers import AutoConfig
 
 from acc.backends.llamacpp import LlamaCpp
 from acc.backends.llamacpp.cost import cost_model
-from acc.backends.llamacpp.measure import Record, Schedule, Visit, quiet, run
+from acc.backends.llamacpp.measure import Record, Schedule, Visit, run, settled, timing
 from acc.backends.llamacpp.memory import memory
 from acc.backends.llamacpp.options import options_for
 from acc.backends.llamacpp.probes import probe_formats, weights, write_probe
@@ -158,12 +157,12 @@ def test_visits_survive_a_kill(llama: ModelIR, tmp_path: Path) -> None:
     file = tmp_path / "visits.jsonl"
     record = Record(file, "a plan")
     with pytest.raises(KeyboardInterrupt):
-        run(models, "parent", schedule, target, record, _interrupt_at(3))
+        run(models, schedule, target, record, _interrupt_at(3))
     with file.open("a") as torn:
         torn.write('{"model": "less", "rou')  # the line that a kill cut short
     kept = Record(file, "a plan")
     assert len(kept.visits) == 3
-    run(models, "parent", schedule, target, kept, lambda step, total, what: None)
+    run(models, schedule, target, kept, lambda step, total, what: None)
     assert kept.visits[:3] == record.visits
     assert sorted((v.model, v.round) for v in kept.visits) == [(m, r) for m in ("less", "parent") for r in (0, 1)]
     assert Record(file, "a plan").visits == kept.visits
@@ -178,15 +177,32 @@ def _interrupt_at(count: int) -> Callable[[int, int, str], None]:
     return note
 
 
-def test_disturbed_visits_are_left_out_where_quiet_ones_remain() -> None:
-    rng = random.Random(0)
-    visits = [
-        Visit("m", i, {"1": 1.0}, {"1": 1.0}, {"1": (1.0, 1.0)}, others)
-        for i, others in enumerate((0.5, 0.0, 0.01, 0.9))
-    ]
-    rng.shuffle(visits)
-    assert {visit.round for visit in quiet(visits)} == {1, 2}
-    assert {visit.round for visit in quiet([v for v in visits if v.round != 1])} == {0, 2}
+def visit(number: int, first: float, step: float) -> Visit:
+    return Visit("m", number, {"16": first}, {"16": step}, 0.0)
+
+
+def test_a_model_is_visited_until_its_two_fastest_visits_agree() -> None:
+    slow, fast, again = visit(0, 1.0, 0.5), visit(1, 0.5, 0.1), visit(2, 0.51, 0.102)
+    assert not settled([fast])
+    assert not settled([slow, fast])
+    assert not settled([slow, fast, visit(2, 0.51, 0.4)])
+    assert settled([slow, fast, again])
+
+
+def test_the_fastest_visit_tells_what_a_model_takes() -> None:
+    found = timing([visit(0, 1.0, 0.1), visit(1, 0.5, 0.3), visit(2, 0.6, 0.2)], [16])
+    assert (found.first[16], found.step[16]) == (0.5, 0.1)
+    assert found.step_spread[16] == pytest.approx(0.25)  # half of 0.25 - 0.15, over the median
+
+
+def test_probe_weights_have_no_mean() -> None:
+    """With a mean, scores grow until exponentials underflow, and a probe takes longer than any real model."""
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    for kind in sorted(probe_formats() - {"F32", "F16", "BF16"}):
+        values = dequantize(weights(kind, (64, 512)), GGMLQuantizationType[kind])
+        assert abs(values.mean()) < 0.15 * values.std(), kind
 
 
 def test_a_device_that_is_not_here_is_estimated_and_says_so(llama: ModelIR) -> None:
