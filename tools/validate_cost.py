@@ -1,6 +1,6 @@
 """Validate the cost model on this machine and write what was found to `docs/results/`.
 
-    python tools/validate_cost.py MODEL [--target cpu-llamacpp] [--quant q4_k_m --quant q8_0] [--count 10]
+    python tools/validate_cost.py MODEL [--target cpu-llamacpp] [--quant q4_k_m --quant q8_0] [--count 10] [--seed 0]
 
 Measures (or resumes measuring) a cost table per number format, then random heterogeneous architectures outside the
 fit, and writes predicted beside measured. The machine should do nothing else meanwhile.
@@ -41,6 +41,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--target", default="cpu-llamacpp")
     parser.add_argument("--quant", action="append")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=10)
     parser.add_argument("--store", type=Path, default=Path("~/.cache/acc-validation").expanduser())
     given = parser.parse_args()
@@ -48,20 +49,22 @@ def main() -> None:
         with Store(given.store) as store:
             target = targetfiles.load(given.target, quant=quant, cache_file=store.root / "machine.json")
             profile = registry.passes().load("profile")
-            manager = PassManager(store, target, backend_of(target), 0, [Told()])
+            manager = PassManager(store, target, backend_of(target), given.seed, [Told()])
             validating = dataclasses.replace(profile(), validate=True, count=given.count)
             run = manager.run([validating], open_parent(given.model, store).ir)
         RESULTS.mkdir(parents=True, exist_ok=True)
         name = RESULTS / f"cost-{given.target}-{quant}.md"
-        name.write_text(page(run.records[-1].facts, given.target, quant, Path(given.model).name), "utf-8")
+        name.write_text(page(run.records[-1].facts, given.target, quant, Path(given.model).name, given.seed), "utf-8")
         print(f"\n{name}", file=sys.stderr)
 
 
-def page(facts: Mapping[str, Any], target: str, quant: str, model: str) -> str:
+def page(facts: Mapping[str, Any], target: str, quant: str, model: str, seed: int) -> str:
     """The page of one number format: how it was measured, what was found, and what the residual is made of."""
     made = facts["provenance"]
     details = made["details"]
-    command = shlex.join(["python", "tools/validate_cost.py", model, "--target", target, "--quant", quant])
+    command = shlex.join(
+        ["python", "tools/validate_cost.py", model, "--target", target, "--quant", quant, "--seed", str(seed)]
+    )
     spreads = {cost: median(row[f"{cost}_spread"] for row in facts["models"]) for cost in COSTS}
     return f"""# Cost model of {target} at {quant}, validated
 
