@@ -4,7 +4,9 @@ Calibration: 32 x 512 tokens; evaluation: 24 x 512 tokens of other files; both o
 `Lib/*.py` shuffled with seed 0: the first 40 files for calibration, from the 100th on for evaluation; float32. The
 ridge of the refit is chosen on 8 x 512 tokens of the files between. Use:
 
-    python tools/prototype.py MODEL [--widths 1280 1024 768] [--write docs/results/prototype.md]
+    python tools/prototype.py MODEL [--widths 1280 1024 768] [--library LIB] [--write docs/results/prototype.md]
+
+The prototype's figures are of the library of Python 3.11.7; `--library` names one beside the running Python's.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from acc.passes_api import Context
 from acc.trace import trace
 
 LENGTH, CALIBRATION, CHECK, EVALUATION = 512, 32, 8, 24
+LIBRARY = Path(sysconfig.get_paths()["stdlib"])
 BEST = {1280: 2.68, 1024: 2.86, 768: 3.27}
 """The best row of the prototype (its table in the research notes)."""
 
@@ -50,9 +53,9 @@ def samples(tokenizer: Any, files: Sequence[Path], count: int) -> torch.Tensor:
     raise SystemExit(f"{len(files)} files hold fewer than {count} samples")
 
 
-def shuffled_library() -> list[Path]:
-    """The modules of the standard library in the order of the protocol."""
-    files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+def shuffled(library: Path) -> list[Path]:
+    """The modules of a standard library in the order of the protocol."""
+    files = sorted(library.glob("*.py"))
     random.Random(0).shuffle(files)
     return files
 
@@ -60,9 +63,9 @@ def shuffled_library() -> list[Path]:
 class Trial:
     """The parent calibrated under the protocol, and the perplexity of what is cut from it."""
 
-    def __init__(self, folder: Path, scratch: Path) -> None:
+    def __init__(self, folder: Path, scratch: Path, library: Path) -> None:
         opened = checkpoint.Checkpoint.at(folder)
-        tokenizer, files = opened.tokenizer(), shuffled_library()
+        tokenizer, files = opened.tokenizer(), shuffled(library)
         self.fit = samples(tokenizer, files[:40], CALIBRATION)
         self.check = samples(tokenizer, files[40:100], CHECK)
         self.judge = samples(tokenizer, files[100:], EVALUATION)
@@ -116,11 +119,12 @@ def main() -> None:
     parser.add_argument("--widths", type=int, nargs="+", default=sorted(BEST, reverse=True))
     parser.add_argument("--methods", nargs="+", default=["absmean", "actnorm", "obs"])
     parser.add_argument("--refits", nargs="+", default=["plain", "one-shot", "sequential"])
+    parser.add_argument("--library", type=Path, default=LIBRARY)
     parser.add_argument("--write", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = checkpoint.open_model(options.model, Path(scratch) / "model").folder
-        trial = Trial(folder, Path(scratch))
+        trial = Trial(folder, Path(scratch), options.library)
         lines = table(trial, options.widths, options.methods, options.refits)
     text = report(options, lines, trial.seconds)
     print(text)
@@ -149,6 +153,7 @@ def report(options: argparse.Namespace, lines: Sequence[str], seconds: Mapping[s
     took = ", ".join(f"{name} {value:.0f} s" for name, value in seconds.items())
     lists = (("widths", options.widths), ("methods", options.methods), ("refits", options.refits))
     chosen = " ".join(f"--{name} {' '.join(map(str, values))}" for name, values in lists)
+    library = "the running Python's library" if options.library == LIBRARY else "`--library LIB`, another Python's"
     return "\n".join(
         [
             "# One-shot pruning of SmolLM2-135M, no training",
@@ -159,7 +164,7 @@ def report(options: argparse.Namespace, lines: Sequence[str], seconds: Mapping[s
             "",
             *lines,
             "",
-            f"Command: `python tools/prototype.py {Path(options.model).name} {chosen}`; {took}.",
+            f"Command: `python tools/prototype.py {Path(options.model).name} {chosen}`, {library}; {took}.",
             f"Machine: {machine.processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}; "
             f"{datetime.date.today().isoformat()}.",
             "",

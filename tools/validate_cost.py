@@ -62,9 +62,8 @@ def page(facts: Mapping[str, Any], target: str, quant: str, model: str, seed: in
     """The page of one number format: how it was measured, what was found, and what the residual is made of."""
     made = facts["provenance"]
     details = made["details"]
-    command = shlex.join(
-        ["python", "tools/validate_cost.py", model, "--target", target, "--quant", quant, "--seed", str(seed)]
-    )
+    chosen = ["--target", target, "--quant", quant, "--seed", str(seed)]
+    command = shlex.join(["python", "tools/validate_cost.py", model, *chosen])
     spreads = {cost: median(row[f"{cost}_spread"] for row in facts["models"]) for cost in COSTS}
     return f"""# Cost model of {target} at {quant}, validated
 

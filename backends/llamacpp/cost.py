@@ -68,7 +68,7 @@ class LlamaCppCostModel(CostModel):
             "prefill", prefill_work(body, workload.prompt, options.ubatch, self.cache)
         )
         depth = workload.prompt + workload.output / 2
-        tpot = self._decode(body, depth, workload.batch)
+        tpot = self._decode(body, depth, workload.batch, threads_of(self.target))
         held = memory(body, options)
         source: Source = self.source if max(workload.prompt, depth) <= max(self.reach) else "estimated"
         first = Figure(ttft, "s", source, self._error("prefill", "ttft", workload), self.note)
@@ -89,9 +89,9 @@ class LlamaCppCostModel(CostModel):
     def _seconds(self, kind: Kind, work: Work) -> float:
         return self.rates[kind].predict(work)
 
-    def _decode(self, body: Body, depth: float, batch: int) -> float:
+    def _decode(self, body: Body, depth: float, batch: int, threads: int) -> float:
         """Seconds of one step; in a batch a matrix is read once, and multiplied for each request as in a prompt."""
-        work = dict(decode_work(body, depth, batch, self.cache))
+        work = dict(decode_work(body, depth, batch, self.cache, threads))
         if batch == 1:
             return self._seconds("decode", work)
         columns = prefill_work(body, batch, batch)
@@ -166,6 +166,11 @@ def check_table(table: CostTable, family: Family, target: Target, where: str) ->
         )
 
 
+def threads_of(target: Target) -> int:
+    """Threads that wait for each other in a step; a GPU spreads its work evenly."""
+    return options_for(target, context=1, batch=1).threads if target.device.kind == "cpu" else 1
+
+
 def fit_table(
     table: CostTable, family: Family, target: Target, caches: Sequence[float] = CACHES
 ) -> tuple[dict[Kind, Rates], float]:
@@ -174,18 +179,18 @@ def fit_table(
 
     def fitted(kind: Kind, cache: float) -> Rates:
         samples = table.select(target.quant, kind)
-        works = [work_of(family, sample, ubatch, cache) for sample in samples]
+        works = [work_of(family, sample, ubatch, cache, threads_of(target)) for sample in samples]
         return fit(works, [sample.seconds for sample in samples], [sample.shape for sample in samples])
 
     cache = min(caches, key=lambda size: fitted("decode", size).residual)
     return {kind: fitted(kind, cache) for kind in KINDS}, cache
 
 
-def work_of(family: Family, sample: Sample, ubatch: int, cache: float) -> Work:
+def work_of(family: Family, sample: Sample, ubatch: int, cache: float, threads: int) -> Work:
     """The work that a sample measured."""
     body = family.body(sample.shape, sample.quant)
     if sample.kind == "decode":
-        return decode_work(body, sample.depth, 1, cache)
+        return decode_work(body, sample.depth, 1, cache, threads)
     return prefill_work(body, sample.tokens, ubatch, cache)
 
 

@@ -2,7 +2,7 @@
 
 In each round every model is visited in a new order. Whatever else a machine does only adds to a timing, in bursts of
 some twenty seconds (on a virtual machine also by neighbours that nobody here can see): the fastest visit tells what a
-model takes, and a model is visited until its two fastest visits agree.
+model takes, and a model is visited until its two fastest visits agree about every prompt.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ WARMING_STEPS = 8
 REPEAT_SECONDS = 0.25
 """A prompt that takes less is timed up to three times a visit."""
 AGREEMENT = 0.03
-"""By how much the two fastest visits may differ for a model to need no further one."""
+"""By how much the two fastest timings of a prompt may differ for it to need no further one."""
 
 FORMAT = 3
 """Raise it when visits are measured or written otherwise."""
@@ -49,8 +49,8 @@ class Visit:
     """One timing of one model.
 
     Attributes:
-        first: seconds to the first token, by prompt.
-        step: median seconds of a decode after it, by prompt.
+        first: seconds to the first token, by the prompts that were timed.
+        step: median seconds of a decode after it, likewise.
         others: share of the cores that other programs of this machine took.
     """
 
@@ -86,7 +86,7 @@ class Schedule:
     prompts: tuple[int, ...]
     steps: int = 12
     rounds: int = 3
-    most_rounds: int = 8
+    most_rounds: int = 12
     seconds: float = math.inf
 
     @property
@@ -157,7 +157,7 @@ def run(models: Mapping[str, ModelIR], schedule: Schedule, target: Target, recor
         with ExitStack() as stack:
             sessions: dict[str, LlamaSession] = {}
             for number in range(schedule.most_rounds):
-                left = [name for name in names if _wanted(record.of(name), number, schedule)]
+                left = [name for name in names if open_prompts(record.of(name), number, schedule)]
                 random.Random(number).shuffle(left)
                 for name in left:
                     if number >= schedule.rounds and time.monotonic() - started > schedule.seconds:
@@ -167,7 +167,8 @@ def run(models: Mapping[str, ModelIR], schedule: Schedule, target: Target, recor
                         sessions[name] = _opened(models[name], target, schedule, file, stack)
                         record.add_memory(name, sessions[name].memory())
                         record.add_details({**sessions[name].details, "engine": asdict(sessions[name].info)})
-                    record.add(_visit(name, number, sessions[name], schedule))
+                    prompts = open_prompts(record.of(name), number, schedule)
+                    record.add(_visit(name, number, sessions[name], prompts, schedule.steps))
                     done = sum(min(len(record.of(one)), schedule.rounds) for one in models)
                     note(done, total, f"round {number + 1}")
 
@@ -177,37 +178,37 @@ def timing(visits: Sequence[Visit], prompts: Iterable[int]) -> Timing:
     first, step, first_spread, step_spread = {}, {}, {}, {}
     for prompt in prompts:
         key = str(prompt)
-        firsts = [visit.first[key] for visit in visits]
-        steps = [visit.step[key] for visit in visits]
+        firsts = [visit.first[key] for visit in visits if key in visit.first]
+        steps = [visit.step[key] for visit in visits if key in visit.step]
         first[prompt], first_spread[prompt] = min(firsts), _spread(firsts)
         step[prompt], step_spread[prompt] = min(steps), _spread(steps)
     return Timing(first, step, first_spread, step_spread, len(visits), sum(v.others <= QUIET for v in visits))
 
 
-def settled(visits: Sequence[Visit]) -> bool:
-    """Whether the two fastest visits agree about every prompt."""
-    if len(visits) < 2:
-        return False
-    for timed in ([visit.first for visit in visits], [visit.step for visit in visits]):
-        for prompt in timed[0]:
-            fastest, second = sorted(one[prompt] for one in timed)[:2]
-            if second > fastest * (1 + AGREEMENT):
-                return False
-    return True
-
-
-def _wanted(visits: Sequence[Visit], number: int, schedule: Schedule) -> bool:
-    """Whether a model needs a visit in that round: it has not had it, and is not settled."""
+def open_prompts(visits: Sequence[Visit], number: int, schedule: Schedule) -> tuple[int, ...]:
+    """The prompts that a model is to be timed with in a round: beyond the wanted rounds, those not settled yet."""
     if any(visit.round == number for visit in visits):
+        return ()
+    if number < schedule.rounds:
+        return schedule.prompts
+    return tuple(prompt for prompt in schedule.prompts if not settled(visits, prompt))
+
+
+def settled(visits: Sequence[Visit], prompt: int) -> bool:
+    """Whether the two fastest visits agree about a prompt and the decodes after it."""
+    key = str(prompt)
+    timed = [visit for visit in visits if key in visit.first]
+    if len(timed) < 2:
         return False
-    return number < schedule.rounds or not settled(visits)
+    pairs = (sorted(visit.first[key] for visit in timed)[:2], sorted(visit.step[key] for visit in timed)[:2])
+    return all(second <= fastest * (1 + AGREEMENT) for fastest, second in pairs)
 
 
-def _visit(name: str, number: int, session: LlamaSession, schedule: Schedule) -> Visit:
+def _visit(name: str, number: int, session: LlamaSession, prompts: Sequence[int], steps: int) -> Visit:
     mark = Mark.now()
     first, step = {}, {}
-    for prompt in schedule.prompts:
-        first[str(prompt)], step[str(prompt)] = _time(session, prompt, schedule.steps)
+    for prompt in prompts:
+        first[str(prompt)], step[str(prompt)] = _time(session, prompt, steps)
     return Visit(name, number, first, step, mark.others())
 
 

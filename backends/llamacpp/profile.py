@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from statistics import median
 from typing import TYPE_CHECKING
 
+from acc.backends.llamacpp.cost import threads_of
 from acc.backends.llamacpp.draws import Draws, shape_key
 from acc.backends.llamacpp.measure import FORMAT, WARMING_STEPS, Record, Schedule, Timing, run, timing
 from acc.backends.llamacpp.options import options_for
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 PROBES = 12
 CANDIDATES = 200
-SECONDS = 140.0
+SECONDS = 155.0
 """Probes whose visits do not agree are visited again for so long."""
 PARENT = "parent"
 
@@ -60,13 +61,14 @@ def design(ir: ModelIR, target: Target, seed: int, count: int = PROBES) -> dict[
     family = Family(ir)
     draws = Draws(ir, check(ir, target).grid, seed)
     candidates = list({one.model_shape(): one for one in (ir, *(draws.draw() for _ in range(CANDIDATES)))}.values())
-    prompts = schedule_of(target).prompts
-    ubatch = options_for(target, context=max(prompts), batch=1).ubatch
+    schedule = schedule_of(target)
+    ubatch = options_for(target, context=schedule.context, batch=1).ubatch
     works = []
     for candidate in candidates:
         body = family.body(candidate.model_shape(), target.quant)
-        decoding = [{f"decode {name}": amount for name, amount in decode_work(body, p).items()} for p in prompts]
-        works.append(decoding + [prefill_work(body, prompt, ubatch) for prompt in prompts])
+        steps = [decode_work(body, schedule.depth(prompt), threads=threads_of(target)) for prompt in schedule.prompts]
+        decoding = [{f"decode {name}": amount for name, amount in work.items()} for work in steps]
+        works.append(decoding + [prefill_work(body, prompt, ubatch) for prompt in schedule.prompts])
     chosen = choose(works, count)
     return {PARENT: ir, **{f"probe-{number:02}": candidates[index] for number, index in enumerate(chosen[1:], 1)}}
 

@@ -35,7 +35,7 @@ def validate(ir: ModelIR, target: Target, ctx: Context, table: Path, count: int 
     held_out = held_out_models(parent, target, CostTable.load(table), ctx.seed, count)
     workload = target.workload
     steps = max(workload.output - WARMING_STEPS, 4)
-    schedule = Schedule((workload.prompt,), steps, rounds=5, most_rounds=10)
+    schedule = Schedule((workload.prompt,), steps, rounds=5, most_rounds=12)
     record = Record(ctx.scratch / "validation.jsonl", plan_key(held_out, schedule, target))
     run(held_out, schedule, target, record, ctx.progress)
     model = cost_model(table, parent, target)

@@ -24,6 +24,11 @@ from acc.ir import LayerShape, ModelIR, ModelShape
 
 Sizes = tuple[int, ...]
 
+CELLS = 256
+"""The KV cache is attended to in multiples of so many tokens."""
+SPLIT_CELLS = 512
+"""From so many on, ggml splits one request's attention by tokens, not by heads."""
+
 
 @dataclass(frozen=True)
 class Stored:
@@ -175,17 +180,18 @@ def _vectors(ir: ModelIR) -> tuple[tuple[str, str], ...]:
 # Amounts -------------------------------------------------------------------------------------------------------------
 
 
-def decode_work(body: Body, depth: float, batch: int = 1, cache: float = math.inf) -> Work:
+def decode_work(body: Body, depth: float, batch: int = 1, cache: float = math.inf, threads: int = 1) -> Work:
     """What one decoding step does: one token of each of `batch` requests that hold `depth` tokens each.
 
     Args:
         cache: bytes that stay in the processor's caches from step to step; what is read beyond them is spilled.
+        threads: of a CPU, which wait for the busiest of them; 1 where work is spread evenly.
     """
     work: Counter[str] = Counter()
     for matrix in body.matrices:
         work[f"read.{matrix.type}"] += matrix.bytes
         work["rows"] += matrix.shape[0] * batch
-    work["cache"] = round(batch * depth * body.held.head_dim * sum(layer.heads for layer in body.held.layers))
+    work["cache"] = round(body.held.head_dim * _attended(body, depth, batch, threads))
     work["spill"] = round(max(0.0, _streamed(body) + batch * depth * body.held.kv_bytes_per_token() - cache))
     return {**work, **_entered(body, 1)}
 
@@ -209,6 +215,19 @@ def prefill_work(body: Body, prompt: int, ubatch: int, cache: float = math.inf) 
     )
     work["spill"] = round(graphs * max(0.0, _streamed(body) - cache))
     return {**work, **_entered(body, graphs)}
+
+
+def _attended(body: Body, depth: float, batch: int, threads: int) -> float:
+    """Cached tokens times heads that a step attends to, as if every thread had as many as the busiest one.
+
+    ggml (flash attention in `ops.cpp`) shares the padded cells of a lone long request out among the threads, of which
+    the last may find few that are in use, and otherwise the heads: nine heads keep two threads as busy as ten.
+    """
+    heads = [layer.heads for layer in body.held.layers if layer.heads]
+    cells = CELLS * math.ceil((depth + 1) / CELLS)
+    if batch == 1 and cells >= SPLIT_CELLS:
+        return threads * sum(heads) * min(depth, math.ceil(cells / threads))
+    return threads * depth * sum(math.ceil(count * batch / threads) for count in heads)
 
 
 def _streamed(body: Body) -> int:

@@ -15,7 +15,7 @@ from transformers import AutoConfig
 
 from acc.backends.llamacpp import LlamaCpp
 from acc.backends.llamacpp.cost import cost_model
-from acc.backends.llamacpp.measure import Record, Schedule, Visit, run, settled, timing
+from acc.backends.llamacpp.measure import Record, Schedule, Visit, open_prompts, run, settled, timing
 from acc.backends.llamacpp.memory import memory
 from acc.backends.llamacpp.options import options_for
 from acc.backends.llamacpp.probes import probe_formats, weights, write_probe
@@ -78,7 +78,11 @@ def test_work_grows_with_what_makes_it(llama: ModelIR) -> None:
     saved = 3 * 256 * 256
     assert decode_work(whole, 9)["read.Q8_0"] - decode_work(cut, 9)["read.Q8_0"] == saved * 34 / 32
     assert prefill_work(whole, 10, 512)["multiply.Q8_0"] - prefill_work(cut, 10, 512)["multiply.Q8_0"] == 10 * saved
-    assert decode_work(whole, 200)["cache"] == 2 * decode_work(whole, 100)["cache"]
+    assert decode_work(whole, 200)["cache"] == 2 * decode_work(whole, 100)["cache"] == 200 * 4 * 8 * 32
+    # Eight heads keep three threads as busy as nine; a long request is split by its cells, of which 128 are unused.
+    assert decode_work(whole, 100, threads=3)["cache"] == 100 * 4 * 9 * 32
+    assert decode_work(whole, 384, threads=2)["cache"] == 2 * 256 * 4 * 8 * 32
+    assert decode_work(whole, 384, 2, threads=2)["cache"] == 2 * decode_work(whole, 384)["cache"]
     assert decode_work(whole, 0, 1, whole.weight_bytes + 1)["spill"] == 0
     assert decode_work(whole, 0, 1, 1000)["spill"] == decode_work(whole, 0)["read.Q8_0"] - 1000
     # Two graphs: the first sees its own tokens, the second all.
@@ -183,10 +187,20 @@ def visit(number: int, first: float, step: float) -> Visit:
 
 def test_a_model_is_visited_until_its_two_fastest_visits_agree() -> None:
     slow, fast, again = visit(0, 1.0, 0.5), visit(1, 0.5, 0.1), visit(2, 0.51, 0.102)
-    assert not settled([fast])
-    assert not settled([slow, fast])
-    assert not settled([slow, fast, visit(2, 0.51, 0.4)])
-    assert settled([slow, fast, again])
+    assert not settled([fast], 16)
+    assert not settled([slow, fast], 16)
+    assert not settled([slow, fast, visit(2, 0.51, 0.4)], 16)
+    assert settled([slow, fast, again], 16)
+
+
+def test_only_prompts_that_are_not_settled_are_timed_again() -> None:
+    schedule = Schedule((16, 64), rounds=2)
+    both = [Visit("m", i, {"16": 1.0, "64": 1.0 + i}, {"16": 1.0, "64": 1.0}, 0.0) for i in (0, 1)]
+    assert open_prompts(both[:1], 1, schedule) == (16, 64)
+    assert open_prompts(both, 1, schedule) == ()
+    assert open_prompts(both, 2, schedule) == (64,)
+    found = timing([*both, Visit("m", 2, {"64": 1.01}, {"64": 0.99}, 0.0)], schedule.prompts)
+    assert (found.first[16], found.first[64], found.step[64]) == (1.0, 1.0, 0.99)
 
 
 def test_the_fastest_visit_tells_what_a_model_takes() -> None:

@@ -62,6 +62,15 @@ def test_the_fit_survives_noise_and_tells_it() -> None:
     assert 0.02 < found.error < 0.1
 
 
+def test_a_disturbed_sample_does_not_pull_at_the_others() -> None:
+    rng = random.Random(2)
+    works = [work(rng) for _ in range(20)]
+    measured = [seconds(one) for one in works]
+    measured[3] *= 2
+    found = fit(works, measured, list(range(20)), ridge=0.0)
+    assert found.seconds == pytest.approx(RATES, rel=0.01)
+
+
 def test_no_rate_is_negative_and_unknown_work_is_named() -> None:
     works: list[Work] = [{"a": 1, "b": 2}, {"a": 2, "b": 1}, {"a": 3, "b": 3}]
     found = fit(works, [1.0, 4.0, 5.0], [0, 1, 2])  # least squares alone would make b cheaper than nothing
