@@ -20,14 +20,14 @@ from typing import Any
 import torch
 
 from acc import machine, pipeline, targetfiles
-from acc.compile import backend_of
+from acc.compile import backend_of, with_table
 from acc.manager import Instrument, PassManager, Stage
 from acc.parent import open_parent
 from acc.quantity import written
 from acc.store import Store
 from acc.target import Limit
 
-BEFORE, AFTER = "calibrate,order{order},profile{{table={table}}}", "slice,refit,quality{tokens=16384}"
+BEFORE, AFTER = "calibrate,order{order}", "slice,refit,quality{tokens=16384}"
 ROWS = {
     "one FFN width": ("", "minitron{depth=1.0,heads=0,hidden=0,ffn=24,compared=1}"),
     "minitron": ("{method=absmean}", "minitron"),
@@ -73,12 +73,12 @@ def main() -> None:
 def row(name: str, given: argparse.Namespace) -> str:
     """Run one search with what comes before and after it."""
     order, search = ROWS[name]
-    text = ",".join((BEFORE.format(order=order, table=given.table), search, AFTER))
+    text = ",".join((BEFORE.format(order=order), search, AFTER))
     with Store(given.store) as store:
         limits = [Limit.parse("tpot", given.tpot, "--tpot"), Limit.parse("memory", given.memory, "--memory")]
         target = targetfiles.load(given.target, cache_file=store.root / "machine.json").with_limits(limits)
         manager = PassManager(store, target, backend_of(target), 0, [Told()])
-        run = manager.run(pipeline.parse(text), open_parent(given.model, store).ir)
+        run = manager.run(pipeline.parse(text), with_table(open_parent(given.model, store).ir, given.table))
     stages = {record.stage.one.kind: record for record in run.records}
     found, quality = stages["search"], run.records[-1].facts["quality"][-1]
     predicted = found.facts["predicted"]

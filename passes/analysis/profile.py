@@ -48,11 +48,11 @@ class Profile(Pass):
                 "ACC603", "profile", "there is no engine to measure", "name a target: `--target cpu-llamacpp`"
             )
         parent = ir.with_arch(Arch())
-        artifact, origin = self._table(parent, ctx)
-        table = CostTable.load(ctx.path(artifact))
+        artifact, file, origin = self._table(parent, ctx)
+        table = CostTable.load(file)
         facts: dict[str, Any] = {"origin": origin, "samples": len(table.samples), "formats": list(table.formats())}
         if self.validate:
-            result = ctx.backend.validate(parent, ctx.target, ctx, ctx.path(artifact), self.count)
+            result = ctx.backend.validate(parent, ctx.target, ctx, file, self.count)
             table = table.validated(result.validation())
             table.save(ctx.scratch / "table.json")
             artifact = ctx.artifact("table.json")
@@ -60,17 +60,18 @@ class Profile(Pass):
         facts |= {"provenance": asdict(table.provenance), "noise": table.provenance.noise}
         return PassResult(ir.with_artifacts(table=artifact), facts)
 
-    def _table(self, parent: ModelIR, ctx: Context) -> tuple[Artifact, str]:
-        """The table as an artifact, and whether it was `given`, `stored` or `measured`."""
+    def _table(self, parent: ModelIR, ctx: Context) -> tuple[Artifact, Path, str]:
+        """The table as an artifact, where it lies now, and whether it was `given`, `stored` or `measured`."""
         assert ctx.target is not None
         assert ctx.backend is not None
         if self.table:
-            CostTable.load(Path(self.table)).save(ctx.scratch / "table.json")
-            return ctx.artifact("table.json"), "given"
+            file = ctx.scratch / "table.json"
+            CostTable.load(Path(self.table)).save(file)
+            return ctx.artifact(file.name), file, "given"
         key = self._key(parent, ctx)
         kept = Artifact(f"{key}/table.json", key)
         if ctx.path(kept).is_file():
-            return kept, "stored"
+            return kept, ctx.path(kept), "stored"
         measured = ctx.backend.profile(parent, ctx.target, ctx)
         folder = ctx.scratch / "kept"
         folder.mkdir(exist_ok=True)
@@ -78,7 +79,7 @@ class Profile(Pass):
         shutil.copyfile(ctx.scratch / name, folder / "table.json")
         shutil.rmtree(ctx.store / key, ignore_errors=True)
         folder.rename(ctx.store / key)
-        return kept, "measured"
+        return kept, ctx.path(kept), "measured"
 
     def _key(self, parent: ModelIR, ctx: Context) -> str:
         assert ctx.target is not None

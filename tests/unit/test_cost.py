@@ -6,6 +6,7 @@ import json
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -148,3 +149,21 @@ def test_validation_tells_errors_with_their_sign_and_the_rank() -> None:
     assert result.validation().p90["memory"] == 0.0
     assert "-10.0%" in markdown(result.to_json())
     assert replace(result, rows=()).rows == ()
+
+
+def test_a_table_from_elsewhere_stands_in_for_a_measurement(tmp_path: Path) -> None:
+    from on_tiny import CountingBackend, grid, target
+    from passes_for_tests import tiny_ir
+
+    from acc.passes.analysis.profile import Profile
+    from acc.passes_api import Context
+
+    given, scratch = tmp_path / "given.json", tmp_path / "scratch"
+    table().save(given)
+    scratch.mkdir()
+    backend: Any = CountingBackend(grid())
+    ctx = Context(tmp_path, scratch, "key", target(), backend, 0, lambda *_: None)
+    done = Profile(table=str(given)).run(tiny_ir(), ctx)
+    assert done.facts["origin"] == "given"
+    assert done.ir.artifacts["table"].path == "key/table.json"  # where the store puts what lies in `scratch`
+    assert CostTable.load(scratch / "table.json") == table()
