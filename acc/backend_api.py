@@ -19,7 +19,7 @@ from acc.target import Target, Workload
 if TYPE_CHECKING:
     import numpy as np
 
-    from acc.cost import Costs
+    from acc.cost import Costs, CostTable
     from acc.passes_api import Context
     from acc.validation import ValidationResult
 
@@ -203,8 +203,15 @@ class Backend(ABC):
     def profile(self, ir: ModelIR, target: Target, ctx: Context) -> Artifact:
         """Measure (or resume measuring) the cost table for this family's shapes on this device."""
 
-    def validate(self, ir: ModelIR, target: Target, ctx: Context, table: Path, count: int = 10) -> ValidationResult:
-        """Measure `count` random architectures that no fit has seen, and compare them with what the table predicts.
+    def validate(
+        self, ir: ModelIR, target: Target, ctx: Context, table: CostTable | None, count: int = 10
+    ) -> tuple[CostTable, ValidationResult]:
+        """Measure `count` random architectures that no fit has seen, and compare them with what a table predicts.
+
+        Without a table, one is measured in the same rounds as they are.
+
+        Returns:
+            The table that was judged, and what was found.
 
         Raises:
             AccError: ACC604 if the backend cannot.

@@ -40,7 +40,7 @@ COMMANDS = {
     "bench": "acc bench out",
     "run": "acc run out 'Name three colours of the rainbow.'",
     "opt": f"acc opt {MODEL} -p 'calibrate{{tokens=4096}},order,uniform{{ffn=1024}},slice,refit'",
-    "validate": f"acc profile {MODEL} --target cpu-llamacpp --validate 10",
+    "validate": f"acc profile {MODEL} --target cpu-llamacpp --validate",
     "elsewhere": f"acc compile {MODEL} --target rtx5070-llamacpp --effort quick --tpot 0.7x -o elsewhere",
 }
 _BLOCK = re.compile(

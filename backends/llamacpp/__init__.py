@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from acc.backend_api import Check, CostModel, EngineInfo, LoweringPlan
     from acc.backends.llamacpp.bench_tool import BenchSession
     from acc.backends.llamacpp.session import LlamaSession
+    from acc.cost import CostTable
     from acc.diag import Diagnostic
     from acc.ir import Artifact, ModelIR
     from acc.passes_api import Context
@@ -104,7 +105,9 @@ class LlamaCpp(Backend):
 
         return profile(ir, target, ctx)
 
-    def validate(self, ir: ModelIR, target: Target, ctx: Context, table: Path, count: int = 10) -> ValidationResult:
+    def validate(
+        self, ir: ModelIR, target: Target, ctx: Context, table: CostTable | None, count: int = 10
+    ) -> tuple[CostTable, ValidationResult]:
         """Compare predictions with measurements on random architectures outside the fit."""
         from acc.backends.llamacpp.validate import validate
 

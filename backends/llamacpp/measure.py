@@ -99,6 +99,14 @@ class Schedule:
         return prompt + WARMING_STEPS + self.steps // 2
 
 
+@dataclass(frozen=True)
+class Job:
+    """A model to be timed, and how."""
+
+    ir: ModelIR
+    schedule: Schedule
+
+
 @dataclass
 class Record:
     """Visits on disk, one JSON line each; lines of another plan, or torn by a kill, are not taken over."""
@@ -150,26 +158,27 @@ class Record:
         return [visit for visit in self.visits if visit.model == model]
 
 
-def run(models: Mapping[str, ModelIR], schedule: Schedule, target: Target, record: Record, note: Note) -> None:
-    """Time all models by name; visits that are in the record already are not made again."""
-    total, started = len(models) * schedule.rounds, time.monotonic()
-    for names in _groups(models):
+def run(jobs: Mapping[str, Job], target: Target, record: Record, note: Note) -> None:
+    """Time all models by name, in turns; visits that are in the record already are not made again."""
+    total, started = sum(job.schedule.rounds for job in jobs.values()), time.monotonic()
+    for names in _groups(jobs):
         with ExitStack() as stack:
             sessions: dict[str, LlamaSession] = {}
-            for number in range(schedule.most_rounds):
-                left = [name for name in names if open_prompts(record.of(name), number, schedule)]
+            for number in range(max(jobs[name].schedule.most_rounds for name in names)):
+                left = [name for name in names if open_prompts(record.of(name), number, jobs[name].schedule)]
                 random.Random(number).shuffle(left)
                 for name in left:
-                    if number >= schedule.rounds and time.monotonic() - started > schedule.seconds:
-                        break
+                    job = jobs[name]
+                    if number >= job.schedule.rounds and time.monotonic() - started > job.schedule.seconds:
+                        continue
                     if name not in sessions:
                         file = record.path.parent / f"{name}.gguf"
-                        sessions[name] = _opened(models[name], target, schedule, file, stack)
+                        sessions[name] = _opened(job, target, file, stack)
                         record.add_memory(name, sessions[name].memory())
                         record.add_details({**sessions[name].details, "engine": asdict(sessions[name].info)})
-                    prompts = open_prompts(record.of(name), number, schedule)
-                    record.add(_visit(name, number, sessions[name], prompts, schedule.steps))
-                    done = sum(min(len(record.of(one)), schedule.rounds) for one in models)
+                    prompts = open_prompts(record.of(name), number, job.schedule)
+                    record.add(_visit(name, number, sessions[name], prompts, job.schedule.steps))
+                    done = sum(min(len(record.of(one)), jobs[one].schedule.rounds) for one in jobs)
                     note(done, total, f"round {number + 1}")
 
 
@@ -187,7 +196,7 @@ def timing(visits: Sequence[Visit], prompts: Iterable[int]) -> Timing:
 
 def open_prompts(visits: Sequence[Visit], number: int, schedule: Schedule) -> tuple[int, ...]:
     """The prompts that a model is to be timed with in a round: beyond the wanted rounds, those not settled yet."""
-    if any(visit.round == number for visit in visits):
+    if number >= schedule.most_rounds or any(visit.round == number for visit in visits):
         return ()
     if number < schedule.rounds:
         return schedule.prompts
@@ -221,28 +230,28 @@ def _time(session: LlamaSession, prompt: int, steps: int) -> tuple[float, float]
     return min(rounds), median(decodes[WARMING_STEPS:])
 
 
-def _opened(ir: ModelIR, target: Target, schedule: Schedule, file: Path, stack: ExitStack) -> LlamaSession:
+def _opened(job: Job, target: Target, file: Path, stack: ExitStack) -> LlamaSession:
     """A session of a probe file, which is deleted when the session is closed."""
     from acc.backends.llamacpp.session import LlamaSession, open_session
 
     stack.callback(file.unlink, missing_ok=True)
-    write_probe(ir, target.quant, file)
-    session = stack.enter_context(open_session(file, target, context=schedule.context))
+    write_probe(job.ir, target.quant, file)
+    session = stack.enter_context(open_session(file, target, context=job.schedule.context))
     if not isinstance(session, LlamaSession):
         hint = "`pip install xllamacpp`, or leave the engine option `path` away"
         raise AccError.of("LC070", "profile", "an engine without libllama cannot be profiled", hint)
     return session
 
 
-def _groups(models: Mapping[str, ModelIR]) -> list[list[str]]:
+def _groups(jobs: Mapping[str, Job]) -> list[list[str]]:
     """Models that fit into memory together (each about as large as its F16 parameters at most)."""
     import psutil
 
     room = MEMORY_SHARE * psutil.virtual_memory().total
     groups: list[list[str]] = [[]]
     held = 0.0
-    for name, ir in models.items():
-        size = 2.0 * ir.parameters() + 2e8
+    for name, job in jobs.items():
+        size = 2.0 * job.ir.parameters() + 2e8
         if groups[-1] and held + size > room:
             groups.append([])
             held = 0.0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from acc.backends.llamacpp.cost import threads_of
 from acc.backends.llamacpp.draws import Draws, shape_key
-from acc.backends.llamacpp.measure import FORMAT, WARMING_STEPS, Record, Schedule, Timing, run, timing
+from acc.backends.llamacpp.measure import FORMAT, WARMING_STEPS, Job, Record, Schedule, Timing, run, timing
 from acc.backends.llamacpp.options import options_for
 from acc.backends.llamacpp.plan import check
 from acc.backends.llamacpp.work import Family, decode_work, prefill_work
@@ -20,7 +20,7 @@ from acc.cost import CostTable, MemorySample, Provenance, Sample
 from acc.costfit import choose
 
 if TYPE_CHECKING:
-    from acc.ir import Artifact, ModelIR
+    from acc.ir import Artifact, ModelIR, ModelShape
     from acc.passes_api import Context
     from acc.target import Target
 
@@ -38,21 +38,15 @@ def profile(ir: ModelIR, target: Target, ctx: Context) -> Artifact:
         AccError: no host for the family, no engine, or whatever goes wrong in it.
     """
     started = time.monotonic()
-    models = design(ir, target, ctx.seed)
     schedule = schedule_of(target)
-    record = Record(ctx.scratch / "visits.jsonl", plan_key(models, schedule, target))
-    before = sum(bool(record.of(name)) for name in models)
-
-    def note(step: int, total: int, what: str) -> None:
-        ctx.progress(step, total, what)
-
-    seconds = expected_seconds(ir, schedule, target, len(models) - before)
-    ctx.progress(
-        0, len(models) * schedule.rounds, f"{len(models)} probe models, about {seconds:.0f} s on a quiet machine"
-    )
-    run(models, schedule, target, record, note)
-    table = table_of(record, models, schedule, target, ir.family, time.monotonic() - started)
-    table.save(ctx.scratch / "table.json")
+    jobs = {name: Job(one, schedule) for name, one in design(ir, target, ctx.seed).items()}
+    record = Record(ctx.scratch / "visits.jsonl", plan_key(jobs, target))
+    left = sum(not record.of(name) for name in jobs)
+    seconds = expected_seconds(ir, schedule, target, left)
+    told = f"{len(jobs)} probe models, about {seconds:.0f} s on a quiet machine"
+    ctx.progress(0, len(jobs) * schedule.rounds, told)
+    run(jobs, target, record, ctx.progress)
+    table_of(record, jobs, target, ir.family, time.monotonic() - started).save(ctx.scratch / "table.json")
     return ctx.artifact("table.json")
 
 
@@ -88,31 +82,24 @@ def expected_seconds(ir: ModelIR, schedule: Schedule, target: Target, probes: in
     return probes * (1.5 + schedule.rounds * 0.6 * (sum(schedule.prompts) * token + steps * step))
 
 
-def plan_key(models: Mapping[str, ModelIR], schedule: Schedule, target: Target) -> str:
+def plan_key(jobs: Mapping[str, Job], target: Target) -> str:
     """What the visits of a run belong to; a record of another plan is not taken over."""
-    shapes = {name: shape_key(ir.model_shape()) for name, ir in models.items()}
-    told = [
-        FORMAT,
-        shapes,
-        schedule.prompts,
-        schedule.steps,
-        target.quant,
-        target.device.name,
-        dict(target.engine_options),
-    ]
+    plan = {
+        name: [shape_key(job.ir.model_shape()), job.schedule.prompts, job.schedule.steps] for name, job in jobs.items()
+    }
+    told = [FORMAT, plan, target.quant, target.device.name, dict(target.engine_options)]
     return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def table_of(
-    record: Record, models: Mapping[str, ModelIR], schedule: Schedule, target: Target, family: str, seconds: float
-) -> CostTable:
-    """The table of a finished record."""
+def table_of(record: Record, jobs: Mapping[str, Job], target: Target, family: str, seconds: float) -> CostTable:
+    """The table of finished probes."""
     samples: list[Sample] = []
     memory: list[MemorySample] = []
-    timings = {name: timing(record.of(name), schedule.prompts) for name in models}
-    for name, ir in models.items():
-        samples += _samples(ir, timings[name], schedule, target.quant)
-        memory.append(MemorySample(ir.model_shape(), target.quant, schedule.context, 1, record.memory[name]))
+    timings = {name: timing(record.of(name), job.schedule.prompts) for name, job in jobs.items()}
+    for name, job in jobs.items():
+        shape = job.ir.model_shape()
+        samples += _samples(shape, timings[name], job.schedule, target.quant)
+        memory.append(MemorySample(shape, target.quant, job.schedule.context, 1, record.memory[name]))
     engine = record.details["engine"]
     visits = sum(found.visits for found in timings.values())
     made = Provenance(
@@ -134,8 +121,7 @@ def table_of(
     return CostTable(made, family, tuple(samples), tuple(memory))
 
 
-def _samples(ir: ModelIR, found: Timing, schedule: Schedule, quant: str) -> list[Sample]:
-    shape = ir.model_shape()
+def _samples(shape: ModelShape, found: Timing, schedule: Schedule, quant: str) -> list[Sample]:
     samples = []
     for prompt in schedule.prompts:
         samples.append(Sample(shape, quant, "prefill", prompt, 0, found.first[prompt], found.first_spread[prompt]))

@@ -2,47 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from acc.backends.llamacpp.cost import LlamaCppCostModel, cost_model
+from acc.backends.llamacpp.cost import from_table
 from acc.backends.llamacpp.draws import Draws
-from acc.backends.llamacpp.measure import WARMING_STEPS, Record, Schedule, run, timing
+from acc.backends.llamacpp.measure import WARMING_STEPS, Job, Record, Schedule, run, timing
 from acc.backends.llamacpp.plan import check
-from acc.backends.llamacpp.profile import plan_key
+from acc.backends.llamacpp.profile import design, plan_key, schedule_of, table_of
+from acc.backends.llamacpp.work import Family
 from acc.cost import CostTable
 from acc.ir import Arch
 from acc.validation import Comparison, ValidationResult
 
 if TYPE_CHECKING:
-    from acc.ir import ModelIR
+    from acc.ir import ModelIR, ModelShape
     from acc.passes_api import Context
     from acc.target import Target
 
 SEED = 7919
 """Held-out architectures are drawn apart from the candidates of the profile."""
+SECONDS = 300.0
+"""Models whose timings do not agree are visited again for so long."""
 
 
-def validate(ir: ModelIR, target: Target, ctx: Context, table: Path, count: int = 10) -> ValidationResult:
-    """Measure `count` random heterogeneous architectures that are not among the table's, and compare.
+def validate(
+    ir: ModelIR, target: Target, ctx: Context, table: CostTable | None, count: int = 10
+) -> tuple[CostTable, ValidationResult]:
+    """Measure `count` random heterogeneous architectures outside the fit on the target's workload, and compare.
 
-    Every model is opened and timed on the target's whole workload, in interleaved rounds. Seconds are told as in the
-    table (`measure.timing`).
+    Without a table, the probes are timed in the same rounds as they are, so that the errors are those of the model and
+    not the drift of the machine between two runs. A table from elsewhere is judged with its drift.
+
+    Returns:
+        The table that was judged, and what was found.
     """
-    parent = ir.with_arch(Arch())
-    held_out = held_out_models(parent, target, CostTable.load(table), ctx.seed, count)
+    parent, started = ir.with_arch(Arch()), time.monotonic()
+    probes = {} if table else design(parent, target, ctx.seed)
+    known = {sample.shape for sample in table.samples} if table else {one.model_shape() for one in probes.values()}
+    held_out = held_out_models(parent, target, known, ctx.seed, count)
     workload = target.workload
-    steps = max(workload.output - WARMING_STEPS, 4)
-    schedule = Schedule((workload.prompt,), steps, rounds=5, most_rounds=12)
-    record = Record(ctx.scratch / "validation.jsonl", plan_key(held_out, schedule, target))
-    run(held_out, schedule, target, record, ctx.progress)
-    model = cost_model(table, parent, target)
-    assert isinstance(model, LlamaCppCostModel)
+    whole = Schedule((workload.prompt,), max(workload.output - WARMING_STEPS, 4), 5, 12, SECONDS)
+    probing = replace(schedule_of(target), rounds=5, seconds=SECONDS)
+    fitted = {name: Job(one, probing) for name, one in probes.items()}
+    jobs = {**fitted, **{name: Job(one, whole) for name, one in held_out.items()}}
+    record = Record(ctx.scratch / "validation.jsonl", plan_key(jobs, target))
+    run(jobs, target, record, ctx.progress)
+    table = table or table_of(record, fitted, target, ir.family, time.monotonic() - started)
+    model = from_table(table, Family(parent), target, "validation")
     rows = []
     for name, one in held_out.items():
-        found = timing(record.of(name), schedule.prompts)
+        found = timing(record.of(name), whole.prompts)
         costs = model.predict(one.model_shape(), workload)
         measured = {
             "ttft": found.first[workload.prompt],
@@ -56,13 +69,15 @@ def validate(ir: ModelIR, target: Target, ctx: Context, table: Path, count: int 
             "memory": 0.0,
         }
         rows.append(Comparison(name, told(one), predicted, measured, spread))
-    return ValidationResult(tuple(rows), datetime.now(UTC).isoformat(timespec="seconds"))
+    return table, ValidationResult(tuple(rows), datetime.now(UTC).isoformat(timespec="seconds"))
 
 
-def held_out_models(parent: ModelIR, target: Target, table: CostTable, seed: int, count: int) -> Mapping[str, ModelIR]:
-    """Random architectures that are neither the parent nor in the table."""
+def held_out_models(
+    parent: ModelIR, target: Target, shapes: Collection[ModelShape], seed: int, count: int
+) -> Mapping[str, ModelIR]:
+    """Random architectures that differ from each other and from some shapes."""
     draws = Draws(parent, check(parent, target).grid, seed + SEED)
-    known = {sample.shape for sample in table.samples}
+    known = set(shapes)
     found: dict[str, ModelIR] = {}
     for _ in range(100 * count):
         one = draws.draw()

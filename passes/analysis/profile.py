@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ class Profile(Pass):
 
     Options:
         table: a table file from elsewhere, taken instead of measuring.
-        validate: measure architectures outside the fit too, and keep the errors with the table.
+        validate: measure anew, architectures outside the fit in the same rounds, and keep the errors with the table.
         count: how many of them.
     """
 
@@ -47,39 +47,34 @@ class Profile(Pass):
             raise AccError.of(
                 "ACC603", "profile", "there is no engine to measure", "name a target: `--target cpu-llamacpp`"
             )
-        parent = ir.with_arch(Arch())
-        artifact, file, origin = self._table(parent, ctx)
-        table = CostTable.load(file)
-        facts: dict[str, Any] = {"origin": origin, "samples": len(table.samples), "formats": list(table.formats())}
-        if self.validate:
-            result = ctx.backend.validate(parent, ctx.target, ctx, file, self.count)
-            table = table.validated(result.validation())
-            table.save(ctx.scratch / "table.json")
-            artifact = ctx.artifact("table.json")
-            facts |= result.to_json()
-        facts |= {"provenance": asdict(table.provenance), "noise": table.provenance.noise}
+        table, origin, facts = self._found(ir.with_arch(Arch()), ctx)
+        file = ctx.scratch / "table.json"
+        table.save(file)
+        artifact = Artifact(ctx.artifact(file.name).path, hashlib.sha256(file.read_bytes()).hexdigest())
+        told = {"samples": len(table.samples), "formats": list(table.formats()), "noise": table.provenance.noise}
+        facts = {"origin": origin, **told, **facts, "provenance": asdict(table.provenance)}
         return PassResult(ir.with_artifacts(table=artifact), facts)
 
-    def _table(self, parent: ModelIR, ctx: Context) -> tuple[Artifact, Path, str]:
-        """The table as an artifact, where it lies now, and whether it was `given`, `stored` or `measured`."""
+    def _found(self, parent: ModelIR, ctx: Context) -> tuple[CostTable, str, Mapping[str, Any]]:
+        """The table, whether it was `given`, `stored` or `measured`, and what a validation found."""
         assert ctx.target is not None
         assert ctx.backend is not None
-        if self.table:
-            file = ctx.scratch / "table.json"
-            CostTable.load(Path(self.table)).save(file)
-            return ctx.artifact(file.name), file, "given"
-        key = self._key(parent, ctx)
-        kept = Artifact(f"{key}/table.json", key)
-        if ctx.path(kept).is_file():
-            return kept, ctx.path(kept), "stored"
+        given = CostTable.load(Path(self.table)) if self.table else None
+        kept = ctx.store / self._key(parent, ctx) / "table.json"
+        if self.validate:
+            table, result = ctx.backend.validate(parent, ctx.target, ctx, given, self.count)
+            table = table.validated(result.validation())
+            if not given:
+                _keep(table, kept)
+            return table, "given" if given else "measured", result.to_json()
+        if given:
+            return given, "given", {}
+        if kept.is_file():
+            return CostTable.load(kept), "stored", {}
         measured = ctx.backend.profile(parent, ctx.target, ctx)
-        folder = ctx.scratch / "kept"
-        folder.mkdir(exist_ok=True)
-        name = Path(measured.path).name
-        shutil.copyfile(ctx.scratch / name, folder / "table.json")
-        shutil.rmtree(ctx.store / key, ignore_errors=True)
-        folder.rename(ctx.store / key)
-        return kept, ctx.path(kept), "measured"
+        table = CostTable.load(ctx.scratch / Path(measured.path).name)
+        _keep(table, kept)
+        return table, "measured", {}
 
     def _key(self, parent: ModelIR, ctx: Context) -> str:
         assert ctx.target is not None
@@ -90,3 +85,9 @@ class Profile(Pass):
         told.append(code_digest(type(ctx.backend).__module__))
         digest = hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
         return f"table-{digest[:32]}"
+
+
+def _keep(table: CostTable, file: Path) -> None:
+    """Leave a table in the store for pipelines that calibrate otherwise."""
+    file.parent.mkdir(exist_ok=True)
+    table.save(file)

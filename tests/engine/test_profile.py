@@ -15,7 +15,7 @@ from transformers import AutoConfig
 
 from acc.backends.llamacpp import LlamaCpp
 from acc.backends.llamacpp.cost import cost_model
-from acc.backends.llamacpp.measure import Record, Schedule, Visit, open_prompts, run, settled, timing
+from acc.backends.llamacpp.measure import Job, Record, Schedule, Visit, open_prompts, run, settled, timing
 from acc.backends.llamacpp.memory import memory
 from acc.backends.llamacpp.options import options_for
 from acc.backends.llamacpp.probes import probe_formats, weights, write_probe
@@ -154,19 +154,31 @@ def test_a_profile_predicts_what_it_measured(llama: ModelIR, tmp_path: Path) -> 
         cost_model(tmp_path / artifact.path, llama, elsewhere)
 
 
+def test_a_validation_judges_architectures_that_no_fit_has_seen(llama: ModelIR, tmp_path: Path) -> None:
+    target = dataclasses.replace(cpu_target(Workload("test", 32, 16)), quant="q8_0")
+    table, found = LlamaCpp().validate(llama, target, context(tmp_path / "key", target), None, 3)
+    assert len({row.described for row in found.rows}) == 3
+    assert len({sample.shape for sample in table.samples}) == 12
+    assert max(abs(row.error("memory")) for row in found.rows) < 0.1  # of a model of two megabytes
+    assert all(row.measured["ttft"] > row.measured["tpot"] > 0 for row in found.rows)
+    again, judged = LlamaCpp().validate(llama, target, context(tmp_path / "other", target), table, 2)
+    assert again == table
+    assert [row.predicted for row in judged.rows] == [row.predicted for row in found.rows[:2]]
+
+
 def test_visits_survive_a_kill(llama: ModelIR, tmp_path: Path) -> None:
     target = dataclasses.replace(cpu_target(), quant="q8_0")
-    models = {"parent": llama, "less": llama.resize({"ffn.1": 256})}
     schedule = Schedule((16,), steps=3, rounds=2, most_rounds=2)
+    jobs = {"parent": Job(llama, schedule), "less": Job(llama.resize({"ffn.1": 256}), schedule)}
     file = tmp_path / "visits.jsonl"
     record = Record(file, "a plan")
     with pytest.raises(KeyboardInterrupt):
-        run(models, schedule, target, record, _interrupt_at(3))
+        run(jobs, target, record, _interrupt_at(3))
     with file.open("a") as torn:
         torn.write('{"model": "less", "rou')  # the line that a kill cut short
     kept = Record(file, "a plan")
     assert len(kept.visits) == 3
-    run(models, schedule, target, kept, lambda step, total, what: None)
+    run(jobs, target, kept, lambda step, total, what: None)
     assert kept.visits[:3] == record.visits
     assert sorted((v.model, v.round) for v in kept.visits) == [(m, r) for m in ("less", "parent") for r in (0, 1)]
     assert Record(file, "a plan").visits == kept.visits
