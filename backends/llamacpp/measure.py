@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from acc.ir import ModelIR
     from acc.target import Target
 
-MEMORY_SHARE = 0.25
+MEMORY_SHARE = 0.5
 """Probes are opened together as far as this share of the machine's memory holds them."""
 
 WARMING_STEPS = 8
