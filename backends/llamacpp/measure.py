@@ -1,8 +1,8 @@
 """Timing many models in interleaved rounds, against drift and noise, so that a killed run loses at most one visit.
 
-In each round every model is visited in a new order. Whatever else a machine does only adds to a timing, in bursts of
-some twenty seconds (on a virtual machine also by neighbours that nobody here can see): the fastest visit tells what a
-model takes, and a model is visited until its two fastest visits agree about every prompt.
+In each round every model is visited in a new order. The median visit counts, as the median round does in `bench`: a
+model that lies partly in the processor's caches takes 20 % more or less from visit to visit, so that its fastest one
+is what nobody will see again. A model is visited until the median of every prompt is known well enough.
 """
 
 from __future__ import annotations
@@ -31,14 +31,12 @@ if TYPE_CHECKING:
 MEMORY_SHARE = 0.5
 """Probes are opened together as far as this share of the machine's memory holds them."""
 
-WARMING_STEPS = 8
-"""Decodes after a prompt that are not counted: the weights that the prompt pushed out of the caches come back."""
 REPEAT_SECONDS = 0.25
 """A prompt that takes less is timed up to three times a visit."""
-AGREEMENT = 0.03
-"""By how much the two fastest timings of a prompt may differ for it to need no further one."""
+KNOWN = 0.03
+"""Relative standard error of a median below which a prompt needs no further visit."""
 
-FORMAT = 3
+FORMAT = 4
 """Raise it when visits are measured or written otherwise."""
 
 Note = Callable[[int, int, str], None]
@@ -79,24 +77,27 @@ class Schedule:
 
     Attributes:
         steps: decodes that count after each prompt.
+        warming: decodes before them that do not. The prompt pushed weights out of the caches, and it takes some twenty
+            decodes until as many as fit are back; they are a small part of a workload's output.
         rounds, most_rounds: visits of every model, and of one that is not settled.
         seconds: after which no visit beyond `rounds` begins.
     """
 
     prompts: tuple[int, ...]
-    steps: int = 12
+    steps: int = 24
+    warming: int = 24
     rounds: int = 3
     most_rounds: int = 12
     seconds: float = math.inf
 
     @property
     def context(self) -> int:
-        """Tokens that a session must hold."""
-        return max(self.prompts) + WARMING_STEPS + self.steps
+        """Tokens that a session must hold: a prompt, the token that it gives, and one per decode."""
+        return max(self.prompts) + 1 + self.warming + self.steps
 
     def depth(self, prompt: int) -> int:
         """Tokens held in the middle of the decodes that count."""
-        return prompt + WARMING_STEPS + self.steps // 2
+        return prompt + self.warming + self.steps // 2
 
 
 @dataclass(frozen=True)
@@ -177,20 +178,20 @@ def run(jobs: Mapping[str, Job], target: Target, record: Record, note: Note) -> 
                         record.add_memory(name, sessions[name].memory())
                         record.add_details({**sessions[name].details, "engine": asdict(sessions[name].info)})
                     prompts = open_prompts(record.of(name), number, job.schedule)
-                    record.add(_visit(name, number, sessions[name], prompts, job.schedule.steps))
+                    record.add(_visit(name, number, sessions[name], prompts, job.schedule))
                     done = sum(min(len(record.of(one)), jobs[one].schedule.rounds) for one in jobs)
                     note(done, total, f"round {number + 1}")
 
 
 def timing(visits: Sequence[Visit], prompts: Iterable[int]) -> Timing:
-    """What the visits of one model come to: the fastest one, prompt by prompt."""
+    """What the visits of one model come to: medians, prompt by prompt."""
     first, step, first_spread, step_spread = {}, {}, {}, {}
     for prompt in prompts:
         key = str(prompt)
         firsts = [visit.first[key] for visit in visits if key in visit.first]
         steps = [visit.step[key] for visit in visits if key in visit.step]
-        first[prompt], first_spread[prompt] = min(firsts), _spread(firsts)
-        step[prompt], step_spread[prompt] = min(steps), _spread(steps)
+        first[prompt], first_spread[prompt] = median(firsts), _spread(firsts)
+        step[prompt], step_spread[prompt] = median(steps), _spread(steps)
     return Timing(first, step, first_spread, step_spread, len(visits), sum(v.others <= QUIET for v in visits))
 
 
@@ -204,30 +205,27 @@ def open_prompts(visits: Sequence[Visit], number: int, schedule: Schedule) -> tu
 
 
 def settled(visits: Sequence[Visit], prompt: int) -> bool:
-    """Whether the two fastest visits agree about a prompt and the decodes after it."""
+    """Whether the medians of a prompt and of the decodes after it are known well enough."""
     key = str(prompt)
     timed = [visit for visit in visits if key in visit.first]
-    if len(timed) < 2:
-        return False
-    pairs = (sorted(visit.first[key] for visit in timed)[:2], sorted(visit.step[key] for visit in timed)[:2])
-    return all(second <= fastest * (1 + AGREEMENT) for fastest, second in pairs)
+    return all(_uncertainty(one) <= KNOWN for one in ([v.first[key] for v in timed], [v.step[key] for v in timed]))
 
 
-def _visit(name: str, number: int, session: LlamaSession, prompts: Sequence[int], steps: int) -> Visit:
+def _visit(name: str, number: int, session: LlamaSession, prompts: Sequence[int], schedule: Schedule) -> Visit:
     mark = Mark.now()
     first, step = {}, {}
     for prompt in prompts:
-        first[str(prompt)], step[str(prompt)] = _time(session, prompt, steps)
+        first[str(prompt)], step[str(prompt)] = _time(session, prompt, schedule)
     return Visit(name, number, first, step, mark.others())
 
 
-def _time(session: LlamaSession, prompt: int, steps: int) -> tuple[float, float]:
-    """Seconds to the first token, the fastest of up to three rounds, and of one decode after it, the median."""
-    first, decodes = session.round(Workload("probe", prompt, WARMING_STEPS + steps))
+def _time(session: LlamaSession, prompt: int, schedule: Schedule) -> tuple[float, float]:
+    """Seconds to the first token, the median of up to three rounds, and of one decode after it, likewise."""
+    first, decodes = session.round(Workload("probe", prompt, 1 + schedule.warming + schedule.steps))
     rounds = [first]
     while len(rounds) < 3 and sum(rounds) < REPEAT_SECONDS:
         rounds.append(session.round(Workload("probe", prompt, 1))[0])
-    return min(rounds), median(decodes[WARMING_STEPS:])
+    return median(rounds), median(decodes[schedule.warming :])
 
 
 def _opened(job: Job, target: Target, file: Path, stack: ExitStack) -> LlamaSession:
@@ -265,6 +263,11 @@ def _spread(values: Sequence[float]) -> float:
         return 0.0
     low, middle, high = quantiles(values, n=4, method="inclusive")
     return (high - low) / 2 / middle
+
+
+def _uncertainty(values: Sequence[float]) -> float:
+    """Relative standard error of the median of a normal sample: 1.25 deviations, each 1.48 spreads, over its root."""
+    return 1.86 * _spread(values) / math.sqrt(len(values)) if len(values) > 1 else math.inf
 
 
 def _parsed(line: str) -> dict[str, Any]:

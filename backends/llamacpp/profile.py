@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from acc.backends.llamacpp.cost import threads_of
 from acc.backends.llamacpp.draws import Draws, shape_key
-from acc.backends.llamacpp.measure import FORMAT, WARMING_STEPS, Job, Record, Schedule, Timing, run, timing
+from acc.backends.llamacpp.measure import FORMAT, Job, Record, Schedule, Timing, run, timing
 from acc.backends.llamacpp.options import options_for
 from acc.backends.llamacpp.plan import check
 from acc.backends.llamacpp.work import Family, decode_work, prefill_work
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 PROBES = 12
 CANDIDATES = 200
 SECONDS = 155.0
-"""Probes whose visits do not agree are visited again for so long."""
+"""Probes whose medians are not known well enough are visited again for so long."""
 PARENT = "parent"
 
 
@@ -78,14 +78,15 @@ def expected_seconds(ir: ModelIR, schedule: Schedule, target: Target, probes: in
     weights, device = ir.parameters(), target.device
     token = 2 * weights / max(max(device.flops.values(), default=0.0), 1e9)
     step = weights / max(device.bandwidth, 1e9)
-    steps = len(schedule.prompts) * (WARMING_STEPS + schedule.steps)
+    steps = len(schedule.prompts) * (schedule.warming + schedule.steps)
     return probes * (1.5 + schedule.rounds * 0.6 * (sum(schedule.prompts) * token + steps * step))
 
 
 def plan_key(jobs: Mapping[str, Job], target: Target) -> str:
     """What the visits of a run belong to; a record of another plan is not taken over."""
     plan = {
-        name: [shape_key(job.ir.model_shape()), job.schedule.prompts, job.schedule.steps] for name, job in jobs.items()
+        name: [shape_key(job.ir.model_shape()), job.schedule.prompts, job.schedule.warming, job.schedule.steps]
+        for name, job in jobs.items()
     }
     told = [FORMAT, plan, target.quant, target.device.name, dict(target.engine_options)]
     return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()

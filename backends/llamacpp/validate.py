@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from acc.backends.llamacpp.cost import from_table
 from acc.backends.llamacpp.draws import Draws
-from acc.backends.llamacpp.measure import WARMING_STEPS, Job, Record, Schedule, run, timing
+from acc.backends.llamacpp.measure import Job, Record, Schedule, run, timing
 from acc.backends.llamacpp.plan import check
 from acc.backends.llamacpp.profile import design, plan_key, schedule_of, table_of
 from acc.backends.llamacpp.work import Family
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 SEED = 7919
 """Held-out architectures are drawn apart from the candidates of the profile."""
 SECONDS = 300.0
-"""Models whose timings do not agree are visited again for so long."""
+"""Models whose medians are not known well enough are visited again for so long."""
 
 
 def validate(
@@ -45,7 +45,7 @@ def validate(
     known = {sample.shape for sample in table.samples} if table else {one.model_shape() for one in probes.values()}
     held_out = held_out_models(parent, target, known, ctx.seed, count)
     workload = target.workload
-    whole = Schedule((workload.prompt,), max(workload.output - WARMING_STEPS, 4), 5, 12, SECONDS)
+    whole = Schedule((workload.prompt,), max(workload.output - 1, 1), warming=0, rounds=5, seconds=SECONDS)
     probing = replace(schedule_of(target), rounds=5, seconds=SECONDS)
     fitted = {name: Job(one, probing) for name, one in probes.items()}
     jobs = {**fitted, **{name: Job(one, whole) for name, one in held_out.items()}}

@@ -60,6 +60,8 @@ class Profile(Pass):
         assert ctx.target is not None
         assert ctx.backend is not None
         given = CostTable.load(Path(self.table)) if self.table else None
+        if given and not self.validate:
+            return given, "given", {}
         kept = ctx.store / self._key(parent, ctx) / "table.json"
         if self.validate:
             table, result = ctx.backend.validate(parent, ctx.target, ctx, given, self.count)
@@ -67,8 +69,6 @@ class Profile(Pass):
             if not given:
                 _keep(table, kept)
             return table, "given" if given else "measured", result.to_json()
-        if given:
-            return given, "given", {}
         if kept.is_file():
             return CostTable.load(kept), "stored", {}
         measured = ctx.backend.profile(parent, ctx.target, ctx)
