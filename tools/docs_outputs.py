@@ -5,7 +5,7 @@
     python tools/docs_outputs.py --refresh   only put docs/results/*.txt into the pages
 
 A page shows a result by a comment and the block after it, `<!-- result: inspect.txt 1-12 -->` (lines, optional).
-Paths of this machine are shortened in what is kept; nothing else is changed.
+Paths of this machine are shortened in what is kept, and of very long output the beginning is kept; both can be seen.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 MODEL = "SmolLM2-135M-Instruct.gguf"
+LONG = 120
+"""Lines that are kept of one output."""
 
 COMMANDS = {
     "doctor": "acc doctor",
@@ -61,8 +63,9 @@ def run(name: str, folder: Path) -> int:
     machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
     foot = f"# exit code {ran.returncode}; {day}, {machine}"
     lines = [line.rstrip() for line in told.strip("\n").splitlines()]
+    kept = lines[:LONG] + [f"[{len(lines) - LONG} more lines]"] * (len(lines) > LONG)
     RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / f"{name}.txt").write_text("\n".join([f"$ {command}", *lines, "", foot]) + "\n", "utf-8")
+    (RESULTS / f"{name}.txt").write_text("\n".join([f"$ {command}", *kept, "", foot]) + "\n", "utf-8")
     print(f"{name}: exit code {ran.returncode}, {len(lines)} lines")
     return ran.returncode
 

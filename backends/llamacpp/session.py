@@ -150,22 +150,3 @@ def open_session(artifact: Path, target: Target, *, context: int, batch: int = 1
     except BaseException:
         child.close()
         raise
-
-
-def throughput(workload: Workload, tpot: float) -> float:
-    """Output tokens per second of all requests together while they decode: `batch / TPOT`."""
-    return workload.batch / tpot
-
-
-def interleaved(sessions: Sequence[Session], workload: Workload, rounds: int) -> list[list[tuple[float, float]]]:
-    """Rounds of several artifacts in turn, so that a machine that slows down slows all of them.
-
-    Returns:
-        Per session: (TTFT, TPOT) in seconds of each round. Every other round goes through the sessions backwards.
-    """
-    found: list[list[tuple[float, float]]] = [[] for _ in sessions]
-    for number in range(rounds):
-        order = range(len(sessions)) if number % 2 == 0 else reversed(range(len(sessions)))
-        for index in order:
-            found[index].append(sessions[index].time(workload))
-    return found
