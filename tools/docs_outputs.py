@@ -28,7 +28,7 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 MODEL = "SmolLM2-135M-Instruct.gguf"
-LONG = 120
+LONG = 250
 """Lines that are kept of one output."""
 
 COMMANDS = {

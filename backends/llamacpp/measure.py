@@ -187,9 +187,7 @@ def timing(visits: Sequence[Visit], prompts: Iterable[int]) -> Timing:
     """What the visits of one model come to: medians, prompt by prompt."""
     first, step, first_spread, step_spread = {}, {}, {}, {}
     for prompt in prompts:
-        key = str(prompt)
-        firsts = [visit.first[key] for visit in visits if key in visit.first]
-        steps = [visit.step[key] for visit in visits if key in visit.step]
+        firsts, steps = _timed(visits, prompt)
         first[prompt], first_spread[prompt] = median(firsts), _spread(firsts)
         step[prompt], step_spread[prompt] = median(steps), _spread(steps)
     return Timing(first, step, first_spread, step_spread, len(visits), sum(v.others <= QUIET for v in visits))
@@ -206,9 +204,7 @@ def open_prompts(visits: Sequence[Visit], number: int, schedule: Schedule) -> tu
 
 def settled(visits: Sequence[Visit], prompt: int) -> bool:
     """Whether the medians of a prompt and of the decodes after it are known well enough."""
-    key = str(prompt)
-    timed = [visit for visit in visits if key in visit.first]
-    return all(_uncertainty(one) <= KNOWN for one in ([v.first[key] for v in timed], [v.step[key] for v in timed]))
+    return all(_uncertainty(seconds) <= KNOWN for seconds in _timed(visits, prompt))
 
 
 def _visit(name: str, number: int, session: LlamaSession, prompts: Sequence[int], schedule: Schedule) -> Visit:
@@ -256,6 +252,13 @@ def _groups(jobs: Mapping[str, Job]) -> list[list[str]]:
         groups[-1].append(name)
         held += size
     return groups
+
+
+def _timed(visits: Sequence[Visit], prompt: int) -> tuple[list[float], list[float]]:
+    """Seconds to the first token, and of a decode after it, in the visits that timed a prompt."""
+    key = str(prompt)
+    timed = [visit for visit in visits if key in visit.first]
+    return [visit.first[key] for visit in timed], [visit.step[key] for visit in timed]
 
 
 def _spread(values: Sequence[float]) -> float:
